@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "compiler/kernel.h"
+
+namespace quern {
+
+enum class Numerics { exact, fast };
+
+/// The plan options of DESIGN section 7, resolved from the command line. 0 and empty mean "choose".
+struct PlanOptions {
+  std::string device = "auto";      ///< auto | cpu | cuda[:I]
+  uint32_t context = 0;             ///< 0: min(model's, 4096)
+  uint32_t chunk = 0;               ///< Tokens a prefill launch; 0: 512
+  Numerics numerics = Numerics::exact;
+  std::string attention = "auto";   ///< auto | flash | wave
+  std::string kv = "auto";          ///< auto | f16 | bf16 | q8_0 | f32; auto on the CPU is f32
+  int32_t gpu_layers = -1;          ///< -1: auto
+  bool all_logits = false;          ///< Plan for logits of every row of a chunk, not of 1 row alone.
+};
+
+}  // namespace quern

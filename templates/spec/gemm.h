@@ -1,0 +1,50 @@
+#pragma once
+
+#include "templates/spec/types.h"
+
+namespace quern::spec {
+
+/// What happens to the sums before they are stored.
+enum class Epilogue : u32 {
+  store = 0,     ///< y = W x (+ bias)
+  residual = 1,  ///< y = residual + W x (+ bias)
+  swiglu = 2,    ///< segments {gate, up} of equal rows: y = silu(gate) * up
+  gelu_glu = 3,  ///< the same with the tanh form of GELU
+};
+
+/// y[token][row] = sum over k of W[row][k] * x[token][k]: one chain of f32 fused multiply-adds over
+/// ascending k for every output (DESIGN section 4, rule 3), weights decoded exactly.
+/// Buffers: 0 x [tokens][k] f32; 1 y [tokens][out rows] f32; 2 residual (as y; may be y itself; null
+/// unless epilogue = residual); then n_segments packed weights; then n_segments bias vectors (f32),
+/// null where bit i of `bias` is clear.
+struct GemmSpec {
+  static constexpr const char* family = "gemm";
+  static constexpr u32 max_segments = 4;
+
+  RowSegment segments[max_segments] = {};
+  u32 n_segments = 1;
+  u32 k = 0;
+  Epilogue epilogue = Epilogue::store;
+  u32 bias = 0;             ///< Bit i: segment i adds a bias vector.
+  float softcap = 0;        ///< c > 0: y = c * tanh(y / c), after everything else.
+  u32 tile_tokens = 6;      ///< Tokens of the register tile.
+  u32 tile_cells = 4;       ///< 16-row cells of the register tile.
+  u32 k_block = 256;        ///< K values decoded to scratch at a time.
+  u32 gemv_max_tokens = 2;  ///< Up to this many tokens the weights are decoded in registers.
+
+  template <class S, class V>
+  static constexpr void fields(S& s, V&& v) {
+    v("segments", s.segments);
+    v("n_segments", s.n_segments);
+    v("k", s.k);
+    v("epilogue", s.epilogue);
+    v("bias", s.bias);
+    v("softcap", s.softcap);
+    v("tile_tokens", s.tile_tokens);
+    v("tile_cells", s.tile_cells);
+    v("k_block", s.k_block);
+    v("gemv_max_tokens", s.gemv_max_tokens);
+  }
+};
+
+}  // namespace quern::spec
