@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/tokenizer/tokenizer.h"
+
+namespace quern {
+
+struct SamplingOptions {
+  float temperature = 0;        ///< 0: greedy.
+  uint32_t top_k = 40;          ///< 0: off.
+  float top_p = 0.95F;          ///< 1: off.
+  float min_p = 0.05F;          ///< 0: off.
+  float repeat_penalty = 1;     ///< 1: off.
+  uint32_t repeat_window = 64;  ///< Last tokens that the penalty looks at.
+  uint64_t seed = 0;
+};
+
+/// Draws tokens from logits. Philox 4x32-10 keyed by the seed, counter = position, so that a draw does not
+/// depend on how many came before it; ties go to the lowest id; sums run in index order (DESIGN section 4,
+/// rule 8). Order: repeat penalty, top-k, top-p, min-p, temperature.
+class Sampler {
+ public:
+  /// Throws Error (`usage`) for values out of range, naming the option.
+  explicit Sampler(const SamplingOptions& options);
+  /// `history` are the tokens so far (for the penalty), `position` the index of the token to draw. Non-finite
+  /// logits are an Error (`failed`).
+  TokenId sample(std::span<const float> logits, std::span<const TokenId> history, uint64_t position);
+
+ private:
+  SamplingOptions options_;
+  std::vector<std::pair<float, TokenId>> candidates_;
+};
+
+/// Index of the largest value; ties to the lowest.
+TokenId argmax(std::span<const float> logits);
+
+}  // namespace quern
