@@ -28,10 +28,12 @@ struct WeightSlice {
   uint64_t stride = 0;
 };
 
-/// A 1-D f32 parameter (norm weight, bias, ssm_a …): the tensor's name; empty where absent.
+/// A 1-D f32 parameter (norm weight, bias, ssm_a …): `size` values of the tensor from `offset` on (a
+/// part of a fused `attn_qkv.bias`; 0 elsewhere). The name is empty where the parameter is absent.
 struct VectorRef {
   std::string tensor;
   uint64_t size = 0;
+  uint64_t offset = 0;
   bool present() const { return !tensor.empty(); }
 };
 
@@ -132,6 +134,11 @@ struct ModelGraph {
   ValueId logits = no_value;
   uint64_t parameters = 0;        ///< Elements of all tensors that the graph reads, counted once.
   uint64_t weight_bytes = 0;
+  /// Tensors of the file that no node reads and that are not known to be harmless (the blocks after
+  /// the trunk are), in file order: what a user should be told about.
+  std::vector<std::string> unused_tensors;
+  /// Metadata keys that the family looked for, present or not, sorted.
+  std::vector<std::string> keys_read;
 };
 
 }  // namespace quern
