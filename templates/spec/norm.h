@@ -7,7 +7,9 @@ namespace quern::spec {
 /// RMSNorm over groups of `group` values: y = x * rsqrt(mean(x^2) + eps) * w, w of `group` values
 /// shared by all groups. The mean's tree is fixed by element index. With `gate`: y *= silu(z) after
 /// the norm (gated norm of the delta-rule layers). With `residual`: y = residual + the rest.
-/// Buffers: 0 x [tokens][width]; 1 w; 2 y [tokens][width]; 3 residual or null; 4 z or null.
+/// Buffers: 0 x [tokens][width]; 1 w; 2 y [tokens][width]; 3 residual or null; 4 z rows or null
+/// (`z_row_width` floats a token, the token's `width` values of z at `z_offset`: z may be a part of a fused
+/// GEMM's rows). Both fields are 0 without `gate`.
 struct NormSpec {
   static constexpr const char* family = "norm";
 
@@ -16,6 +18,8 @@ struct NormSpec {
   float eps = 0;
   u32 residual = 0;
   u32 gate = 0;
+  u32 z_row_width = 0;
+  u32 z_offset = 0;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -24,6 +28,8 @@ struct NormSpec {
     v("eps", s.eps);
     v("residual", s.residual);
     v("gate", s.gate);
+    v("z_row_width", s.z_row_width);
+    v("z_offset", s.z_offset);
   }
 };
 
