@@ -18,8 +18,10 @@ struct KernelArgs {
   u32 n_workers;
   u32 params[3];            ///< Family-specific run-time numbers (documented in the spec).
   u32* next_tile;
-  void* scratch;            ///< This worker's scratch, 64-byte aligned.
-  unsigned long scratch_bytes;
+  /// This worker's scratch, 64-byte aligned. The workers' slices lie side by side in one block: worker w's
+  /// begins w * scratch_bytes after worker 0's (attention over many segments folds in worker 0's).
+  void* scratch;
+  unsigned long scratch_bytes;  ///< Of one slice, a multiple of 64.
 };
 
 /// Every kernel object exports this symbol.
