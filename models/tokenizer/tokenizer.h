@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,8 +14,8 @@ namespace quern {
 
 using TokenId = int32_t;
 
-/// A model's tokenizer, built from the `tokenizer.ggml.*` metadata: byte-level BPE ("gpt2", with the
-/// pre-tokeniser that `tokenizer.ggml.pre` names) or SentencePiece-style ("llama").
+/// A model's tokenizer, built from the `tokenizer.ggml.*` metadata: byte-level BPE ("gpt2", with
+/// the pre-tokeniser that `tokenizer.ggml.pre` names) or SentencePiece-style ("llama").
 class Tokenizer {
  public:
   /// Throws Error (`bad_model`, naming the key) where the vocabulary is missing, contradictory or
@@ -30,14 +31,28 @@ class Tokenizer {
   size_t vocabulary_size() const;
 
   struct EncodeOptions {
-    bool add_special = true;    ///< BOS (and EOS) as the metadata asks.
-    bool parse_special = false; ///< Control tokens written in the text become their ids.
+    bool add_special = true;     ///< BOS (and EOS) as the metadata asks.
+    bool parse_special = false;  ///< Control tokens written in the text become their ids.
   };
-  /// Text (UTF-8; invalid bytes are handled as the model's kind does) to ids.
+  /// Text to ids. Bytes that are not UTF-8 are kept: byte-level vocabularies have a token for each
+  /// byte, SentencePiece ones a byte token (or the unknown token). Throws Error (`usage`) for texts
+  /// of more than 1 GiB.
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const;
-  /// Ids to bytes; control tokens are left out unless `show_special`.
+
+  /// A part of a text, and whether control tokens written in it become their ids.
+  struct Piece {
+    std::string_view text;
+    bool parse_special = false;
+  };
+  /// The ids of the pieces' joined text: merges cross from piece to piece as if there were one
+  /// text, but a control token is recognised only inside a piece that allows it.
+  std::vector<TokenId> encode_pieces(std::span<const Piece> pieces, bool add_special) const;
+
+  /// Ids to bytes; control and unknown tokens are left out unless `show_special`. The space that
+  /// encoding sets before a text (SentencePiece vocabularies) is taken away again. Throws Error
+  /// (`usage`) where an id lies outside the vocabulary, as do the other functions that take one.
   std::string decode(const std::vector<TokenId>& ids, bool show_special = false) const;
-  /// The bytes of one token (used by the incremental decoder).
+  /// The bytes of one token inside a text.
   std::string token_bytes(TokenId id, bool show_special = false) const;
 
   std::optional<TokenId> bos() const;
@@ -50,13 +65,21 @@ class Tokenizer {
   std::optional<TokenId> find(std::string_view text) const;
 
  private:
+  friend class StreamDecoder;
   struct Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
+  const Impl& with_text() const;
+  /// Appends a token's bytes; `at_start` says, before and after, whether a space that encoding
+  /// would set here is still to be taken away.
+  void append_bytes(TokenId id, bool show_special, bool& at_start, std::string& bytes) const;
+
   std::unique_ptr<Impl> impl_;
 };
 
 /// Turns a stream of tokens into text without ever emitting part of a UTF-8 sequence: bytes of an
-/// incomplete character wait for the next token; bytes that can never complete become U+FFFD.
+/// incomplete character wait for the next token; bytes that can never complete become U+FFFD. All
+/// results joined are `decode` of all ids with its ill-formed parts replaced. To continue a prompt,
+/// push the prompt's ids first: a SentencePiece text begins without the space of its first token.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
