@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 
 namespace quern {
@@ -24,16 +26,26 @@ struct QuantTraits {
   void (*decode)(const std::byte* src, float* dst, size_t blocks);
 };
 
-/// The table's row of a type.
+/// Every row of the table, by ascending id.
+std::span<const QuantTraits> quant_table();
+/// The table's row of a type. Throws Error (`bad_model`) for an id that Quern does not decode.
 const QuantTraits& quant_traits(QuantType type);
 /// The type with this GGUF id, or nothing where Quern does not decode it.
 std::optional<QuantType> quant_type_from_id(uint32_t id);
 /// The type with this name ("q4_k", case-insensitive), or nothing.
 std::optional<QuantType> quant_type_from_name(std::string_view name);
 /// GGUF's name of any type id that the format has had, supported or not ("iq2_xxs"), or "type 77".
-std::string_view gguf_type_name(uint32_t id);
+std::string gguf_type_name(uint32_t id);
 
-/// Bytes of a row of `values` values; `values` must be a multiple of the block.
+/// How a type packs values, for every type that the format has, decoded by Quern or not.
+struct BlockSize {
+  uint32_t values;
+  uint32_t bytes;
+};
+/// The block size of this GGUF id, or nothing where the format has no such type (any more).
+std::optional<BlockSize> gguf_block_size(uint32_t id);
+
+/// Bytes of a row of `values` values. Throws Error (`failed`) where they are not whole blocks.
 size_t row_bytes(QuantType type, size_t values);
 /// Decodes one row of `values` values to f32.
 void decode_row(QuantType type, const std::byte* src, float* dst, size_t values);
