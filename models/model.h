@@ -10,8 +10,9 @@
 
 namespace quern {
 
-/// Builds the graph of a file: finds the family by `general.architecture`, checks every key and tensor that
-/// the family needs (shape and type) and that the vocabulary agrees with the tokenizer. Errors
+/// Builds the graph of a file: finds the family by `general.architecture`, checks every key and
+/// tensor that the family needs (shape and type) and that the vocabulary agrees with the tokenizer.
+/// Errors
 /// (`bad_model`) name the key or tensor. Unknown architecture: names it and lists those known.
 ModelGraph build_graph(const gguf::File& file);
 
