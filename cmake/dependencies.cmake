@@ -5,7 +5,7 @@ find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
-find_package(LLVM 19 REQUIRED CONFIG PATHS /usr/lib/llvm-19 /usr/lib/llvm-19/lib/cmake/llvm)
+find_package(LLVM 19.1 REQUIRED CONFIG PATHS /usr/lib/llvm-19 /usr/lib/llvm-19/lib/cmake/llvm)
 find_program(QUERN_CLANG NAMES clang++-19 REQUIRED
   DOC "clang 19, which compiles the CPU templates to bitcode")
 

@@ -1,0 +1,132 @@
+#include "compiler/cpu/specialise.h"
+
+#include <cstring>
+#include <mutex>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include <fmt/format.h>
+#include <llvm/Bitcode/BitcodeReader.h>
+#include <llvm/IR/Constants.h>
+#include <llvm/IR/LLVMContext.h>
+#include <llvm/MC/TargetRegistry.h>
+#include <llvm/Support/Error.h>
+#include <llvm/Support/TargetSelect.h>
+#include <llvm/Target/TargetOptions.h>
+
+#include "compiler/cpu/bitcode.h"
+#include "models/error.h"
+#include "templates/cpu/abi.h"
+
+namespace quern::cpu {
+namespace {
+
+constexpr const char* kSpecSymbol = "quern_spec";
+
+void initialise_llvm() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    LLVMInitializeX86TargetInfo();
+    LLVMInitializeX86Target();
+    LLVMInitializeX86TargetMC();
+    LLVMInitializeX86AsmPrinter();
+  });
+}
+
+[[noreturn]] void fail(std::string_view family, std::string_view reason) {
+  throw Error(ErrorKind::failed, fmt::format("CPU kernel '{}'", family), reason,
+              "this is a fault of Quern; please report it");
+}
+
+std::unique_ptr<llvm::TargetMachine> make_machine(std::string_view family, const Target& target,
+                                                  const std::string& triple) {
+  std::string message;
+  const llvm::Target* llvm_target = llvm::TargetRegistry::lookupTarget(triple, message);
+  if (llvm_target == nullptr) fail(family, message);
+  const llvm::TargetOptions options;
+  // The features are all named by the target; its own name serves the scheduling model (tune-cpu).
+  llvm::TargetMachine* machine = llvm_target->createTargetMachine(
+      triple, "x86-64", target.features, options, llvm::Reloc::PIC_, llvm::CodeModel::Small,
+      llvm::CodeGenOptLevel::Aggressive, true);
+  if (machine == nullptr) fail(family, "LLVM has no machine for the target");
+  return std::unique_ptr<llvm::TargetMachine>(machine);
+}
+
+std::vector<uint32_t> spec_words(const spec::AnySpec& spec) {
+  return std::visit(
+      [](const auto& s) {
+        using Spec = std::decay_t<decltype(s)>;
+        static_assert(std::is_trivially_copyable_v<Spec> && sizeof(Spec) % 4 == 0);
+        std::vector<uint32_t> words(sizeof(Spec) / 4);
+        std::memcpy(words.data(), &s, sizeof(Spec));
+        return words;
+      },
+      spec);
+}
+
+/// Replaces the declaration of the spec by a constant with the spec's bytes.
+void set_spec(llvm::Module& module, const spec::AnySpec& spec) {
+  llvm::GlobalVariable* declared = module.getGlobalVariable(kSpecSymbol, true);
+  if (declared == nullptr) return;  // A template that reads nothing of its spec.
+  const std::vector<uint32_t> words = spec_words(spec);
+  llvm::Constant* value = llvm::ConstantDataArray::get(module.getContext(), words);
+  auto* constant = new llvm::GlobalVariable(module, value->getType(), true,
+                                            llvm::GlobalValue::InternalLinkage, value, "spec");
+  constant->setAlignment(llvm::Align(4));
+  declared->replaceAllUsesWith(constant);
+  declared->eraseFromParent();
+}
+
+void set_attributes(llvm::Function& function, const Target& target) {
+  const bool wide = target.features.find("+avx512f") != std::string::npos;
+  for (const char* old : {"target-cpu", "target-features", "tune-cpu", "min-legal-vector-width",
+                          "prefer-vector-width"}) {
+    function.removeFnAttr(old);
+  }
+  function.addFnAttr("target-cpu", "x86-64");
+  function.addFnAttr("target-features", target.features);
+  const bool level = target.name.starts_with("x86-64");
+  function.addFnAttr("tune-cpu", level ? "generic" : target.name);
+  function.addFnAttr("prefer-vector-width", wide ? "512" : "256");
+  function.addFnAttr("min-legal-vector-width", wide ? "512" : "256");
+}
+
+}  // namespace
+
+SpecialisedModule specialise(const spec::AnySpec& spec, const Target& target) {
+  initialise_llvm();
+  const BitcodeRow& row = find_bitcode(spec_family(spec));
+  SpecialisedModule result;
+  result.context = std::make_unique<llvm::LLVMContext>();
+  const llvm::MemoryBufferRef buffer(
+      llvm::StringRef(reinterpret_cast<const char*>(row.data), row.size), row.family);
+  auto parsed = llvm::parseBitcodeFile(buffer, *result.context);
+  if (!parsed) fail(row.family, llvm::toString(parsed.takeError()));
+  result.module = std::move(*parsed);
+  llvm::Module& module = *result.module;
+  result.machine = make_machine(row.family, target, module.getTargetTriple());
+  module.setDataLayout(result.machine->createDataLayout());
+
+  set_spec(module, spec);
+  for (llvm::Function& function : module) {
+    if (function.isDeclaration()) continue;
+    set_attributes(function, target);
+    if (function.getName() == kernel_symbol) {
+      function.setVisibility(llvm::GlobalValue::DefaultVisibility);
+    } else {
+      function.setComdat(nullptr);
+      function.setLinkage(llvm::GlobalValue::InternalLinkage);
+    }
+  }
+  for (llvm::GlobalVariable& global : module.globals()) {
+    if (global.isDeclaration()) continue;
+    global.setComdat(nullptr);
+    global.setLinkage(llvm::GlobalValue::InternalLinkage);
+  }
+  if (module.getFunction(kernel_symbol) == nullptr)
+    fail(row.family, "its template has no entry point");
+  return result;
+}
+
+}  // namespace quern::cpu
