@@ -9,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -75,6 +76,13 @@ void put_typed(HeaderBytes& out, std::string_view key, ValueType type, Held held
   refuse(key, fmt::format("has type {}, which does not go with its value", value_type_name(type)));
 }
 
+void put_text(HeaderBytes& out, std::string_view key, std::string_view text) {
+  if (text.size() > kMaxStringBytes) {
+    refuse(key, fmt::format("has more than the {} bytes a string may have", kMaxStringBytes));
+  }
+  out.text(text);
+}
+
 void put_value(HeaderBytes& out, std::string_view key, const Value& value) {
   out.number(static_cast<uint32_t>(value.type));
   const auto need = [&](ValueType actual, ValueType wanted) {
@@ -88,17 +96,21 @@ void put_value(HeaderBytes& out, std::string_view key, const Value& value) {
           out.number(static_cast<uint8_t>(held));
         } else if constexpr (std::is_same_v<Held, std::string>) {
           need(value.type, ValueType::string);
-          out.text(held);
+          put_text(out, key, held);
         } else if constexpr (std::is_arithmetic_v<Held>) {
           put_typed(out, key, value.type, held);
         } else {
           need(value.type, ValueType::array);
+          if (held.size() > kMaxArrayBytes / value_type_bytes(value.element).value_or(8)) {
+            refuse(key,
+                   fmt::format("has more than the {} bytes an array may have", kMaxArrayBytes));
+          }
           out.number(static_cast<uint32_t>(value.element));
           out.number(uint64_t{held.size()});
           for (const auto& element : held) {
             if constexpr (std::is_same_v<Held, std::vector<std::string>>) {
               need(value.element, ValueType::string);
-              out.text(element);
+              put_text(out, key, element);
             } else if constexpr (std::is_same_v<Held, std::vector<uint8_t>>) {
               need(value.element, ValueType::boolean);
               out.number(static_cast<uint8_t>(element != 0));
@@ -175,8 +187,12 @@ HeaderBytes make_header(const Metadata& metadata, const std::vector<TensorToWrit
     put_value(header, key, *metadata.find(key));
   }
   uint64_t offset = 0;
+  std::set<std::string_view> names;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorToWrite& tensor = tensors[i];
+    if (!names.insert(tensor.name).second) {
+      refuse(fmt::format("tensor {}", tensor.name), "is given twice");
+    }
     header.text(tensor.name);
     header.number(static_cast<uint32_t>(tensor.shape.size()));
     for (const uint64_t extent : tensor.shape) header.number(extent);
