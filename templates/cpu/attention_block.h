@@ -1,0 +1,227 @@
+#pragma once
+
+// Attention of a tile of query rows (tokens times the heads of one KV head's group) to one block of
+// keys.
+
+#include "templates/cpu/abi.h"
+#include "templates/cpu/attention_scratch.h"
+#include "templates/cpu/attention_tiles.h"
+#include "templates/cpu/mutants.h"
+
+extern "C" const quern::spec::AttentionSpec quern_spec;
+
+namespace quern::cpu {
+
+inline constexpr float minus_infinity = -__builtin_inff();
+
+/// Keys begin <= j < end.
+struct KeyRange {
+  u32 begin, end;
+  QUERN_INLINE bool empty() const { return begin >= end; }
+  QUERN_INLINE KeyRange within(KeyRange o) const {
+    return {max_of(begin, o.begin), min_of(end, o.end)};
+  }
+};
+
+/// Keys that the query at a position sees.
+QUERN_INLINE KeyRange visible_keys(u32 position) {
+  const u32 end = position + (mutant(Mutant::causal_exclusive) ? 0 : 1);
+  const u32 window = quern_spec.window + (mutant(Mutant::window_off_by_one) ? 1 : 0);
+  return {quern_spec.window != 0 && position + 1 > window ? position + 1 - window : 0, end};
+}
+
+/// Query rows that a worker treats together: row r is head r mod group of token r / group.
+struct Tile {
+  u32 head_kv;
+  u32 token;     ///< First token, within the launch.
+  u32 position;  ///< Its absolute position.
+  u32 tokens;
+  u32 group;
+
+  QUERN_INLINE u32 rows() const { return tokens * group; }
+  QUERN_INLINE u32 head(u32 row) const { return head_kv * group + row % group; }
+  QUERN_INLINE KeyRange keys_of(u32 row) const { return visible_keys(position + row / group); }
+  /// Keys that any of the rows sees (the window moves up with the rows).
+  QUERN_INLINE KeyRange keys_of(u32 first_row, u32 last_row) const {
+    return {keys_of(first_row).begin, keys_of(last_row).end};
+  }
+};
+
+/// Running softmax of the rows: maximum, 16 partial sums of p (lane = key mod 16), unnormalised
+/// output.
+struct SoftmaxState {
+  float* maximum;
+  float* sums;
+  float* out;
+  u32 out_width;
+
+  QUERN_INLINE float* out_of(u32 row) const { return out + static_cast<u64>(row) * out_width; }
+  QUERN_INLINE SoftmaxState from_row(u32 row) const {
+    return {maximum + row, sums + row * lanes, out_of(row), out_width};
+  }
+};
+
+QUERN_INLINE SoftmaxState softmax_state(char* base, u32 rows, u32 out_width) {
+  float* maximum = reinterpret_cast<float*>(base);
+  float* sums = maximum + round_up(rows, lanes);
+  return {maximum, sums, sums + rows * lanes, out_width};
+}
+
+inline void clear(const SoftmaxState& state, u32 rows) {
+  for (u32 r = 0; r < rows; ++r) {
+    state.maximum[r] = minus_infinity;
+    store_f32(state.sums + r * lanes, splat(0.0f));
+    float* out = state.out_of(r);
+    for (u32 i = 0; i < state.out_width; i += lanes) store_f32(out + i, splat(0.0f));
+  }
+}
+
+/// A worker's view of one tile: operands in scratch and the KV head's planes.
+template <KvType type>
+struct TileContext {
+  Tile tile;
+  Strided query;
+  Strided scores;
+  KeyReader<type> keys;
+  ValueReader<type> values;
+  float* decoded_keys;
+  float* decoded_values;
+};
+
+/// K and V of one block, decoded or as they lie in the cache; key j of the block is cache key base
+/// + j.
+template <KvType type>
+struct BlockOperands {
+  KeyOperand<type> keys;
+  ValueOperand<type> values;
+};
+
+/// scale * s, soft-capped, for the 16 keys from `first` of the block; -inf outside `keys`.
+QUERN_INLINE f32x16 masked_scores(const float* scores, u32 first, KeyRange keys) {
+  const auto& spec = quern_spec;
+  const float scale = mutant(Mutant::scale_off) ? spec.scale * 1.0001f : spec.scale;
+  f32x16 s = load_f32(scores + first) * splat(scale);
+  if (spec.softcap > 0) s = splat(spec.softcap) * tanh(s * splat(1.0f / spec.softcap));
+  if (first >= keys.begin && first + lanes <= keys.end) return s;
+  const u32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const u32x16 key = lane + first;
+  const i32x16 seen = (key >= u32x16(keys.begin)) & (key < u32x16(keys.end));
+  return select(seen, s, splat(minus_infinity));
+}
+
+/// Largest score of a row in the block; the masked scores replace the raw ones.
+QUERN_INLINE float mask_row(float* scores, KeyRange keys) {
+  f32x16 largest = splat(minus_infinity);
+  for (u32 j = keys.begin / lanes * lanes; j < keys.end; j += lanes) {
+    const f32x16 s = masked_scores(scores, j, keys);
+    store_f32(scores + j, s);
+    largest = max(largest, s);
+  }
+  return max(largest);
+}
+
+/// p = e^(s - maximum) in place of the scores; the lanes of p are added to the row's sums.
+QUERN_INLINE void exponentiate(float* scores, KeyRange keys, float maximum, float* sums) {
+  f32x16 total = load_f32(sums);
+  for (u32 j = keys.begin / lanes * lanes; j < keys.end; j += lanes) {
+    const f32x16 p = exp(load_f32(scores + j) - splat(maximum));
+    store_f32(scores + j, p);
+    total = total + p;
+  }
+  store_f32(sums, total);
+}
+
+/// Online softmax of one row over the block's keys that it sees (block-relative, not empty).
+QUERN_INLINE void softmax_row(const SoftmaxState& row, float* scores, KeyRange keys) {
+  const float old = row.maximum[0];
+  const float block = mask_row(scores, keys);
+  const float maximum = block > old ? block : old;
+  if (maximum != old) {
+    const f32x16 factor = splat(exp(old - maximum));
+    store_f32(row.sums, load_f32(row.sums) * factor);
+    for (u32 i = 0; i < row.out_width; i += lanes) {
+      store_f32(row.out + i, load_f32(row.out + i) * factor);
+    }
+    row.maximum[0] = maximum;
+  }
+  exponentiate(scores, keys, maximum, row.sums);
+}
+
+/// Adds p V of `rows` rows, each over its own keys in ascending order. Keys that all rows see go
+/// through the wide tile; those at the edges row by row, since a masked key may not even add a zero
+/// (-0 + 0 = 0).
+template <class V>
+inline void add_values(u32 rows, const KeyRange* keys, Strided p, const V& values,
+                       const SoftmaxState& state) {
+  const u32 columns = ceil_div(quern_spec.value_dim, lanes);
+  const auto add = [&](u32 row, u32 count, KeyRange range) {
+    if (range.empty()) return;
+    const V from{values.reader, values.key + range.begin, 0};
+    chains<true>(count, p.at(row, range.begin), from, range.end - range.begin, columns,
+                 {state.out_of(row), state.out_width});
+  };
+  KeyRange shared = keys[0];
+  for (u32 r = 1; r < rows; ++r) shared = shared.within(keys[r]);
+  shared.end = max_of(shared.begin, shared.end);
+  for (u32 r = 0; r < rows; ++r) add(r, 1, {keys[r].begin, min_of(shared.begin, keys[r].end)});
+  add(0, rows, shared);
+  for (u32 r = 0; r < rows; ++r) add(r, 1, {max_of(shared.end, keys[r].begin), keys[r].end});
+}
+
+/// Calls step(first row, rows, keys, scores, operands) for each group of up to six rows that see
+/// keys of the block, its raw scores computed; `keys` are block-relative, one range a row.
+template <KvType type, class Context, class Step>
+QUERN_INLINE void for_row_groups(const Context& context, KeyRange block,
+                                 const BlockOperands<type>& operands, Step step) {
+  const Tile& tile = context.tile;
+  for (u32 row = 0; row < tile.rows(); row += chain_rows) {
+    const u32 rows = min_of(chain_rows, tile.rows() - row);
+    const KeyRange seen = tile.keys_of(row, row + rows - 1).within(block);
+    if (seen.empty()) continue;
+    const u32 first = (seen.begin - block.begin) / lanes;
+    const u32 end = ceil_div(seen.end - block.begin, lanes);
+    chains<false>(rows, context.query.at(row, 0), operands.keys.from_column(first),
+                  quern_spec.head_dim, end - first, context.scores.at(row, first * lanes));
+    KeyRange keys[chain_rows];
+    for (u32 r = 0; r < rows; ++r) {
+      const KeyRange own = tile.keys_of(row + r).within(block);
+      keys[r] =
+          own.empty() ? KeyRange{0, 0} : KeyRange{own.begin - block.begin, own.end - block.begin};
+    }
+    step(row, rows, keys, operands);
+  }
+}
+
+/// Rows from which a block is decoded once to scratch rather than in every tile's registers.
+inline constexpr u32 decode_rows = 2 * chain_rows + 1;
+
+/// Chooses where the block's K and V are read and calls for_row_groups.
+template <KvType type, class Step>
+inline void with_block(const TileContext<type>& context, KeyRange block, Step step) {
+  const u32 group = block.begin / kv_group_keys;
+  if (type == KvType::f32 || context.tile.rows() < decode_rows) {
+    const BlockOperands<type> direct{{context.keys, group}, {context.values, block.begin, 0}};
+    for_row_groups(context, block, direct, step);
+    return;
+  }
+  const u32 width = context.keys.padded;
+  const u32 groups = ceil_div(block.end - block.begin, kv_group_keys);
+  for (u32 g = 0; g < groups; ++g) {
+    for (u32 k = 0; k < quern_spec.head_dim; ++k) {
+      store_f32(context.decoded_keys + (g * width + k) * lanes, context.keys.at(group + g, k));
+    }
+  }
+  const u32 columns = ceil_div(quern_spec.value_dim, lanes);
+  for (u32 j = 0; j < block.end - block.begin; ++j) {
+    float* out = context.decoded_values + j * context.values.padded;
+    for (u32 c = 0; c < columns; ++c) {
+      store_f32(out + c * lanes, context.values.at(block.begin + j, c));
+    }
+  }
+  const BlockOperands<KvType::f32> decoded{
+      {{{context.decoded_keys}, width}, 0},
+      {{{context.decoded_values}, context.values.padded}, 0, 0}};
+  for_row_groups(context, block, decoded, step);
+}
+
+}  // namespace quern::cpu
