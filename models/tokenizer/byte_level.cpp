@@ -57,14 +57,15 @@ size_t hash(TokenId left, TokenId right) {
 
 }  // namespace
 
+struct ByteLevelEncoder::Symbol {
+  TokenId id;
+  uint32_t previous;
+  uint32_t next;
+};
+
 /// A piece in the making: a doubly linked list of symbols over an array, and the candidates.
 struct ByteLevelEncoder::Workspace {
   static constexpr uint32_t none = 0xFFFFFFFFu;
-  struct Symbol {
-    TokenId id;
-    uint32_t previous;
-    uint32_t next;
-  };
   struct Candidate {
     uint32_t rank;
     uint32_t left;
@@ -87,6 +88,11 @@ ByteLevelEncoder::ByteLevelEncoder(const gguf::Metadata& metadata, const Vocabul
   for (size_t value = 0; value < 256; ++value) {
     const auto id = vocabulary.find(alphabet().text[value]);
     byte_ids_[value] = id && vocabulary.is_text(*id) ? *id : -1;
+  }
+  for (const size_t byte : {0xEFu, 0xBFu, 0xBDu}) replacement_.push_back(byte_ids_[byte]);
+  if (std::find(replacement_.begin(), replacement_.end(), -1) != replacement_.end()) {
+    replacement_.clear();
+    if (vocabulary.unknown) replacement_.push_back(*vocabulary.unknown);
   }
   read_merges(metadata, vocabulary);
 }
@@ -153,7 +159,6 @@ void ByteLevelEncoder::encode(std::string_view text, const Vocabulary& vocabular
 
 void ByteLevelEncoder::encode_piece(std::string_view piece, const Vocabulary& vocabulary,
                                     Workspace& workspace, std::vector<TokenId>& ids) const {
-  using Candidate = Workspace::Candidate;
   if (row_->ignore_merges) {
     workspace.mapped.clear();
     for (const char byte : piece) {
@@ -166,27 +171,42 @@ void ByteLevelEncoder::encode_piece(std::string_view piece, const Vocabulary& vo
     }
   }
 
-  auto& symbols = workspace.symbols;
-  auto& heap = workspace.heap;
+  lay_out(piece, workspace.symbols);
+  merge(workspace);
+  const auto& symbols = workspace.symbols;
+  for (uint32_t at = 0; at != Workspace::none; at = symbols[at].next) {
+    ids.push_back(symbols[at].id);
+  }
+}
+
+void ByteLevelEncoder::lay_out(std::string_view piece, std::vector<Symbol>& symbols) const {
   symbols.clear();
-  heap.clear();
-  for (const char byte : piece) {
+  const auto append = [&symbols](TokenId id) {
     const auto at = static_cast<uint32_t>(symbols.size());
-    TokenId id = byte_ids_[static_cast<unsigned char>(byte)];
-    if (id < 0) {
-      if (!vocabulary.unknown) {
-        throw Error(ErrorKind::bad_model, "tokenizer.ggml.tokens",
-                    fmt::format("no token stands for byte 0x{:02X} of the text, and there is no "
-                                "unknown token",
-                                static_cast<unsigned char>(byte)),
-                    "convert the model again");
-      }
-      id = *vocabulary.unknown;
-    }
     symbols.push_back({id, at == 0 ? Workspace::none : at - 1, at + 1});
+  };
+  for (const char byte : piece) {
+    const TokenId id = byte_ids_[static_cast<unsigned char>(byte)];
+    if (id >= 0) {
+      append(id);
+    } else if (!replacement_.empty()) {
+      for (const TokenId part : replacement_) append(part);
+    } else {
+      throw Error(ErrorKind::bad_model, "tokenizer.ggml.tokens",
+                  fmt::format("no token stands for byte 0x{:02X} of the text, and there is no "
+                              "unknown token",
+                              static_cast<unsigned char>(byte)),
+                  "convert the model again");
+    }
   }
   symbols.back().next = Workspace::none;
+}
 
+void ByteLevelEncoder::merge(Workspace& workspace) const {
+  using Candidate = Workspace::Candidate;
+  auto& symbols = workspace.symbols;
+  auto& heap = workspace.heap;
+  heap.clear();
   const auto consider = [&](uint32_t left) {
     const uint32_t right = symbols[left].next;
     if (right == Workspace::none) return;
@@ -203,9 +223,9 @@ void ByteLevelEncoder::encode_piece(std::string_view piece, const Vocabulary& vo
     heap.pop_back();
     // Candidates are not withdrawn when a neighbour merges; a stale one no longer fits. A symbol
     // that was swallowed has id -1.
-    Workspace::Symbol& left = symbols[best.left];
+    Symbol& left = symbols[best.left];
     if (left.id != best.left_id || left.next == Workspace::none) continue;
-    Workspace::Symbol& right = symbols[left.next];
+    Symbol& right = symbols[left.next];
     if (right.id != best.right_id) continue;
     left.id = best.result;
     right.id = -1;
@@ -213,9 +233,6 @@ void ByteLevelEncoder::encode_piece(std::string_view piece, const Vocabulary& vo
     if (left.next != Workspace::none) symbols[left.next].previous = best.left;
     if (left.previous != Workspace::none) consider(left.previous);
     consider(best.left);
-  }
-  for (uint32_t at = 0; at != Workspace::none; at = symbols[at].next) {
-    ids.push_back(symbols[at].id);
   }
 }
 

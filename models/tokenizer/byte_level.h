@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,6 +33,7 @@ class ByteLevelEncoder {
     uint32_t rank = 0;
     TokenId result = -1;
   };
+  struct Symbol;
   struct Workspace;
 
   void read_merges(const gguf::Metadata& metadata, const Vocabulary& vocabulary);
@@ -39,11 +41,17 @@ class ByteLevelEncoder {
   const Merge* find(TokenId left, TokenId right) const;
   void encode_piece(std::string_view piece, const Vocabulary& vocabulary, Workspace& workspace,
                     std::vector<TokenId>& ids) const;
+  /// The symbols of a piece before any merge.
+  void lay_out(std::string_view piece, std::vector<Symbol>& symbols) const;
+  void merge(Workspace& workspace) const;
 
   const PreTokenizerRow* row_;
   PreTokenizer pre_tokenizer_;
   std::vector<Merge> merges_;  ///< A power of two, at most half full.
   std::array<TokenId, 256> byte_ids_{};
+  /// What stands for a byte without a token (some vocabularies lack those that never occur in
+  /// UTF-8): U+FFFD, or the unknown token where that has none either.
+  std::vector<TokenId> replacement_;
 };
 
 /// The bytes that a token's text stands for: its characters mapped back; a character outside the
