@@ -18,9 +18,11 @@ struct Family {
 };
 
 constexpr std::array families = {
-    Family{"llama", build_llama}, Family{"qwen2", build_qwen2},
-    Family{"qwen3", build_qwen3}, Family{"qwen3moe", build_qwen3moe},
-    Family{"olmoe", build_olmoe}, Family{"gemma3", build_gemma3},
+    Family{"llama", build_llama},         Family{"qwen2", build_qwen2},
+    Family{"qwen3", build_qwen3},         Family{"qwen3moe", build_qwen3moe},
+    Family{"olmoe", build_olmoe},         Family{"gemma3", build_gemma3},
+    Family{"qwen3next", build_qwen3next}, Family{"qwen35", build_qwen35},
+    Family{"qwen35moe", build_qwen35moe},
 };
 
 }  // namespace

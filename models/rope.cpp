@@ -69,9 +69,10 @@ Rope make_rope(RopeKind kind, uint32_t n_rot, double base, const RopeScaling& sc
   }
   rope.mscale = scaling.attention_factor;
   if (scaling.extrapolation != 0) rope.mscale *= 1 + 0.1 * std::log(scaling.factor);
+  const double ratio = static_cast<float>(std::pow(base, -2.0 / n_rot));
   for (uint32_t i = 0; i < n_rot / 2; ++i) {
     const double divisor = divisors.empty() ? 1.0 : double{divisors[i]};
-    const double unscaled = std::pow(base, -2.0 * i / n_rot) / divisor;
+    const double unscaled = std::pow(ratio, i) / divisor;
     const double stretched = unscaled / scaling.factor;
     const double ramp = 1 - std::clamp((i - low) / std::max(0.001, high - low), 0.0, 1.0);
     const double mix = ramp * scaling.extrapolation;

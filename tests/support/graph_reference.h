@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "models/gguf/file.h"
+#include "models/graph.h"
+
+namespace quern::test {
+
+/// The logits that a graph computes for these tokens from position 0, one row a token, or one a
+/// position asked for. Every operation is written out naively in double from the formulas of FACTS,
+/// over weights decoded to f32: it holds graphs to the fixtures before any kernel exists, and is an
+/// oracle for the kernels.
+std::vector<std::vector<double>> reference_logits(const gguf::File& file, const ModelGraph& graph,
+                                                  const std::vector<int32_t>& tokens,
+                                                  const std::vector<int32_t>& positions = {});
+
+}  // namespace quern::test
