@@ -87,7 +87,9 @@ struct Decision {
   std::string subject, choice, reason;
 };
 
-/// Bytes by class, at the plan's context and chunk.
+/// Bytes by class, at the plan's context and chunk. Weights: what is repacked (tables read in place from
+/// the file count nothing). Workspace: activations, logits, token ids and RoPE tables. Overhead: the scratch
+/// of one worker thread.
 struct CapacityAccount {
   uint64_t weights = 0, kv = 0, recurrent = 0, workspace = 0, overhead = 0;
   uint64_t total() const { return weights + kv + recurrent + workspace + overhead; }
@@ -113,6 +115,12 @@ struct Plan {
   std::vector<Decision> decisions;
   CapacityAccount capacity;
 };
+
+/// Positions of the KV cache for a context: the next multiple of 64.
+uint32_t kv_capacity(uint32_t context);
+
+/// The account of a plan whose buffers, weights, states and kernels are set.
+CapacityAccount account_of(const Plan& plan);
 
 /// Runs the passes (fuse, place, choose, lay out) on a graph. Pure. Throws Error: `usage` for options that
 /// make no sense for the model, `does_not_fit` where the device cannot hold it.

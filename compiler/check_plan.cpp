@@ -1,0 +1,352 @@
+#include "compiler/check_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "compiler/arguments.h"
+#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/spec_names.h"
+#include "models/error.h"
+
+namespace quern {
+
+namespace {
+
+// Sizes a plan may have at most: far above any model, low enough that sums of them cannot wrap.
+constexpr uint64_t max_bytes = uint64_t{1} << 56;
+constexpr uint32_t max_rows = 1u << 20;
+constexpr uint32_t max_context = 1u << 30;
+constexpr uint64_t alignment = 64;
+
+class PlanChecker {
+ public:
+  PlanChecker(const Plan& plan, std::string_view name) : plan_(plan), name_(name) {}
+
+  void run() {
+    check_head();
+    check_kernels();
+    check_weights();
+    check_layout();
+    written_.assign(plan_.activations.size(), false);
+    for (size_t i = 0; i < plan_.steps.size(); ++i) check_step(i);
+    if (!logits_written_) refuse("steps", "no step writes the logits");
+    check_overlaps();
+    check_account();
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& field, const std::string& reason) const {
+    throw Error(ErrorKind::failed, fmt::format("{}: {}", name_, field), reason,
+                "write the plan again with `quern compile`");
+  }
+
+  void check_head() const {
+    const PlanOptions& options = plan_.options;
+    if (options.context == 0 || options.context > max_context) {
+      refuse("options.context", fmt::format("{} is not a context length", options.context));
+    }
+    if (options.chunk == 0 || options.chunk > std::min(max_rows, options.context)) {
+      refuse("options.chunk", fmt::format("{} is not a chunk of this context", options.chunk));
+    }
+    if (plan_.max_outputs == 0 || plan_.max_outputs > options.chunk) {
+      refuse("max_outputs", fmt::format("{} is not in 1 to the chunk", plan_.max_outputs));
+    }
+    if (plan_.vocabulary == 0) refuse("vocabulary", "is empty");
+    for (size_t i = 0; i < plan_.ropes.size(); ++i) {
+      const Rope& rope = plan_.ropes[i];
+      if (rope.inverse_frequency.size() * 2 != rope.n_rot) {
+        refuse(fmt::format("ropes[{}]", i), "its frequencies are not half of its rotated dims");
+      }
+    }
+  }
+
+  void check_kernels() const {
+    for (size_t i = 0; i < plan_.kernels.size(); ++i) {
+      check_spec(plan_.kernels[i].spec, fmt::format("{}: kernels[{}].spec", name_, i));
+    }
+  }
+
+  void check_weights() const {
+    for (size_t i = 0; i < plan_.weights.size(); ++i) {
+      const std::string field = fmt::format("weights[{}]", i);
+      const WeightBinding& weight = plan_.weights[i];
+      const WeightSlice& slice = weight.slice;
+      if (slice.tensor.empty()) refuse(field, "names no tensor");
+      if (slice.rows == 0 || slice.rows > max_bytes || slice.offset > max_bytes) {
+        refuse(field, "has no rows, or absurdly many");
+      }
+      if (weight.form == WeightForm::vector) {
+        if (weight.bytes != 0) refuse(field + ".bytes", "a vector read in place takes none");
+        continue;
+      }
+      check_slice(slice, field);
+      if (weight.form == WeightForm::raw) {
+        if (weight.bytes != 0) refuse(field + ".bytes", "a tensor read in place takes none");
+      } else {
+        check_packed(weight, field);
+      }
+    }
+  }
+
+  void check_slice(const WeightSlice& slice, const std::string& field) const {
+    constexpr uint64_t limit = uint64_t{1} << 32;
+    if (slice.k == 0 || slice.k >= limit || slice.rows >= limit || slice.tensor_rows >= limit ||
+        slice.offset >= limit || slice.stride >= limit || slice.experts == 0 ||
+        slice.experts >= limit) {
+      refuse(field, "its sizes are out of range");
+    }
+    if (slice.k % quant_traits(slice.type).block_values != 0) {
+      refuse(field + ".k", "is not whole blocks of the type");
+    }
+    if (slice.block == 0 || slice.stride < slice.block) {
+      refuse(field, "its blocks of rows overlap or are empty");
+    }
+    const uint64_t last = slice.offset + (slice.rows - 1) / slice.block * slice.stride +
+                          (slice.rows - 1) % slice.block;
+    if (last >= slice.tensor_rows) refuse(field, "its rows reach beyond the tensor");
+  }
+
+  void check_packed(const WeightBinding& weight, const std::string& field) const {
+    const WeightSlice& slice = weight.slice;
+    if (weight.repack_kernel >= plan_.kernels.size()) {
+      refuse(field + ".repack_kernel", "points at no kernel");
+    }
+    const auto* repack = std::get_if<spec::RepackSpec>(&plan_.kernels[weight.repack_kernel].spec);
+    if (repack == nullptr || repack->type != to_spec(slice.type) || repack->k != slice.k) {
+      refuse(field + ".repack_kernel", "is not the repack kernel of its type and row length");
+    }
+    const uint64_t bytes =
+        saturating_mul(slice.experts, cpu::packed_bytes(to_spec(slice.type), slice.rows, slice.k));
+    if (weight.bytes != bytes || bytes > max_bytes) {
+      refuse(field + ".bytes",
+             fmt::format("{} is not the {} that its rows take", weight.bytes, bytes));
+    }
+  }
+
+  void check_layout() const {
+    for (size_t i = 0; i < plan_.activations.size(); ++i) {
+      const ActivationBuffer& buffer = plan_.activations[i];
+      const std::string field = fmt::format("activations[{}]", i);
+      const uint64_t rows = buffer.selected ? plan_.max_outputs : plan_.options.chunk;
+      const uint64_t needed =
+          saturating_add(saturating_mul(buffer.bytes_per_row, rows), buffer.fixed_bytes);
+      if (buffer.bytes != needed || needed > max_bytes) {
+        refuse(field + ".bytes",
+               fmt::format("{} is not the {} that its rows take", buffer.bytes, needed));
+      }
+      check_extent(field, buffer.offset, buffer.bytes, plan_.arena_bytes);
+    }
+    uint64_t end = 0;
+    for (size_t i = 0; i < plan_.states.size(); ++i) {
+      const StateBuffer& state = plan_.states[i];
+      const std::string field = fmt::format("states[{}]", i);
+      check_extent(field, state.offset, state.bytes, plan_.state_bytes);
+      if (state.offset < end) refuse(field + ".offset", "lies on the state before it");
+      end = state.offset + state.bytes;
+    }
+    if (plan_.arena_bytes > max_bytes || plan_.state_bytes > max_bytes) {
+      refuse("arena_bytes", "is out of range");
+    }
+  }
+
+  void check_extent(const std::string& field, uint64_t offset, uint64_t bytes,
+                    uint64_t total) const {
+    if (offset % alignment != 0) refuse(field + ".offset", "is not a multiple of 64");
+    if (bytes > total || offset > total - bytes) refuse(field, "reaches beyond its arena");
+  }
+
+  void check_step(size_t index) {
+    const Step& step = plan_.steps[index];
+    const std::string field = fmt::format("steps[{}]", index);
+    if (step.kernel >= plan_.kernels.size()) refuse(field + ".kernel", "points at no kernel");
+    const spec::AnySpec& spec = plan_.kernels[step.kernel].spec;
+    if (std::holds_alternative<spec::RepackSpec>(spec)) {
+      refuse(field + ".kernel", "is a repack kernel, which runs when weights are loaded");
+    }
+    if (std::holds_alternative<spec::GatherSpec>(spec) && step.rows != StepRows::outputs) {
+      refuse(field + ".rows", "a gather makes rows of outputs");
+    }
+    const auto arguments = kernel_arguments(spec, kv_capacity(plan_.options.context));
+    if (step.buffers.size() != arguments.size()) {
+      refuse(field + ".buffers",
+             fmt::format("{} where the kernel takes {}", step.buffers.size(), arguments.size()));
+    }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      check_argument(step, i, arguments[i], fmt::format("{}.buffers[{}]", field, i));
+    }
+    check_aliases(step, arguments, field);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].access == Access::read) continue;
+      if (step.buffers[i].kind == BufferKind::activation) written_[step.buffers[i].index] = true;
+      if (step.buffers[i].kind == BufferKind::logits) logits_written_ = true;
+    }
+  }
+
+  void check_argument(const Step& step, size_t position, const Argument& argument,
+                      const std::string& field) const {
+    const BufferRef& buffer = step.buffers[position];
+    // The head's output may be the logits instead of an activation.
+    const bool logits = buffer.kind == BufferKind::logits &&
+                        argument.kind == BufferKind::activation && argument.access == Access::write;
+    if (buffer.kind != argument.kind && !logits) {
+      refuse(field, fmt::format("is not a buffer that \"{}\" can be", argument.name));
+    }
+    switch (buffer.kind) {
+      case BufferKind::none:
+        break;
+      case BufferKind::activation:
+        check_activation(step, buffer, argument, field);
+        break;
+      case BufferKind::weight:
+        check_weight(buffer, argument, field);
+        break;
+      case BufferKind::state:
+        check_state(step, buffer, argument, field);
+        break;
+      case BufferKind::rope:
+        if (buffer.index >= plan_.ropes.size()) refuse(field, "points at no rope");
+        if (plan_.ropes[buffer.index].n_rot != argument.rows) {
+          refuse(field, "rotates another number of dims than its kernel");
+        }
+        break;
+      case BufferKind::tokens:
+        if (step.rows != StepRows::tokens) refuse(field, "token ids in a step of output rows");
+        break;
+      case BufferKind::outputs:
+        if (step.rows != StepRows::outputs) refuse(field, "row numbers in a step of token rows");
+        break;
+      case BufferKind::logits:
+        if (step.rows != StepRows::outputs ||
+            argument.bytes_per_row != uint64_t{plan_.vocabulary} * sizeof(float)) {
+          refuse(field, "does not make a row of logits for each requested output");
+        }
+        break;
+    }
+  }
+
+  void check_activation(const Step& step, const BufferRef& buffer, const Argument& argument,
+                        const std::string& field) const {
+    if (buffer.index >= plan_.activations.size()) refuse(field, "points at no activation");
+    const ActivationBuffer& activation = plan_.activations[buffer.index];
+    const bool selected = step.rows == StepRows::outputs && !argument.token_rows;
+    if (activation.selected != selected) {
+      refuse(field, "has rows of the other kind (chunk or outputs)");
+    }
+    if (activation.bytes_per_row != argument.bytes_per_row ||
+        activation.fixed_bytes != argument.fixed_bytes) {
+      refuse(field, fmt::format("its rows are not those of \"{}\"", argument.name));
+    }
+    if (argument.access != Access::write && !written_[buffer.index]) {
+      refuse(field, "is read before any step has written it");
+    }
+  }
+
+  void check_weight(const BufferRef& buffer, const Argument& argument,
+                    const std::string& field) const {
+    if (buffer.index >= plan_.weights.size()) refuse(field, "points at no weight");
+    const WeightBinding& weight = plan_.weights[buffer.index];
+    const WeightSlice& slice = weight.slice;
+    bool fits = weight.form == argument.form;
+    if (argument.form == WeightForm::vector) {
+      fits = fits && slice.rows == argument.rows;
+    } else {
+      fits = fits && to_spec(slice.type) == argument.type && slice.k == argument.k &&
+             slice.experts == argument.experts;
+      // A table of embeddings has a row for each token id that may come.
+      fits = fits && (argument.form == WeightForm::raw
+                          ? slice.rows >= plan_.vocabulary && slice.rows == slice.tensor_rows
+                          : slice.rows == argument.rows);
+    }
+    if (!fits) refuse(field, fmt::format("is not the weight that \"{}\" needs", argument.name));
+  }
+
+  void check_state(const Step& step, const BufferRef& buffer, const Argument& argument,
+                   const std::string& field) const {
+    if (buffer.index >= plan_.states.size()) refuse(field, "points at no state");
+    const StateBuffer& state = plan_.states[buffer.index];
+    if (state.kind != argument.state || state.bytes != argument.fixed_bytes) {
+      refuse(field, fmt::format("is not the state that \"{}\" needs", argument.name));
+    }
+    if (step.rows != StepRows::tokens) refuse(field, "state in a step of output rows");
+  }
+
+  /// A written buffer may be no other argument; only a GEMM adds to its residual in place.
+  void check_aliases(const Step& step, const std::vector<Argument>& arguments,
+                     const std::string& field) const {
+    const bool gemm = std::holds_alternative<spec::GemmSpec>(plan_.kernels[step.kernel].spec);
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].access == Access::read) continue;
+      const BufferRef& written = step.buffers[i];
+      for (size_t j = 0; j < arguments.size(); ++j) {
+        if (i == j || (gemm && i == 1 && j == 2)) continue;
+        if (step.buffers[j].kind == written.kind && step.buffers[j].index == written.index) {
+          refuse(fmt::format("{}.buffers[{}]", field, i), "is another argument of the step too");
+        }
+      }
+    }
+  }
+
+  void check_overlaps() const;
+  void check_account() const;
+
+  const Plan& plan_;
+  std::string_view name_;
+  std::vector<bool> written_;
+  bool logits_written_ = false;
+};
+
+/// Sweeps the steps with the set of buffers that are alive, so that the check is not quadratic in a
+/// hostile plan's buffers.
+void PlanChecker::check_overlaps() const {
+  struct Life {
+    size_t first = std::numeric_limits<size_t>::max(), last = 0;
+  };
+  std::vector<Life> lives(plan_.activations.size());
+  for (size_t step = 0; step < plan_.steps.size(); ++step) {
+    for (const BufferRef& buffer : plan_.steps[step].buffers) {
+      if (buffer.kind != BufferKind::activation) continue;
+      lives[buffer.index].first = std::min(lives[buffer.index].first, step);
+      lives[buffer.index].last = step;
+    }
+  }
+  std::vector<std::vector<uint32_t>> born(plan_.steps.size());
+  for (uint32_t i = 0; i < lives.size(); ++i) {
+    if (lives[i].first < born.size()) born[lives[i].first].push_back(i);
+  }
+  std::vector<uint32_t> alive;
+  for (size_t step = 0; step < born.size(); ++step) {
+    std::erase_if(alive, [&](uint32_t other) { return lives[other].last < step; });
+    for (const uint32_t index : born[step]) {
+      const ActivationBuffer& a = plan_.activations[index];
+      for (const uint32_t other : alive) {
+        const ActivationBuffer& b = plan_.activations[other];
+        if (a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes) {
+          refuse(fmt::format("activations[{}]", index),
+                 fmt::format("lies on activations[{}], which lives at the same time", other));
+        }
+      }
+      alive.push_back(index);
+    }
+  }
+}
+
+void PlanChecker::check_account() const {
+  const CapacityAccount expected = account_of(plan_);
+  const CapacityAccount& found = plan_.capacity;
+  if (found.weights != expected.weights || found.kv != expected.kv ||
+      found.recurrent != expected.recurrent || found.workspace != expected.workspace ||
+      found.overhead != expected.overhead) {
+    refuse("capacity", "does not add up to the plan's buffers");
+  }
+}
+
+}  // namespace
+
+void check_plan(const Plan& plan, std::string_view name) {
+  PlanChecker(plan, name).run();
+}
+
+}  // namespace quern

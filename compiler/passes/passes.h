@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compiler/plan.h"
+
+/// The passes that turn a graph into a plan, each a pure function with one job, in this order:
+/// resolve, select, fuse, choose, lay out.
+namespace quern::passes {
+
+/// What the passes after `select` work on: the plan's parts while kernels and offsets are still
+/// open.
+struct Program {
+  struct Launch {
+    spec::AnySpec spec;
+    std::vector<BufferRef> buffers;
+    StepRows rows = StepRows::tokens;
+    int32_t layer = -1;
+    std::string name;
+  };
+
+  std::vector<Launch> launches;
+  std::vector<ActivationBuffer> activations;  ///< Offsets and bytes are set by lay_out.
+  std::vector<WeightBinding> weights;         ///< Bytes and repack kernels are set by lay_out.
+  std::vector<StateBuffer> states;            ///< KV bytes and all offsets are set by lay_out.
+  uint64_t arena_bytes = 0, state_bytes = 0;
+  std::vector<Decision> decisions;
+};
+
+/// Rows that a plan is laid out for.
+struct Sizes {
+  uint32_t chunk = 0;        ///< Tokens a launch.
+  uint32_t max_outputs = 0;  ///< Rows of logits a launch.
+  uint32_t kv_capacity = 0;  ///< Positions, a multiple of 64.
+};
+
+/// Settles every option that was left open and refuses those that make no sense for the model or
+/// the target (Error, `usage`, with the remedy). Nothing is left to choose afterwards.
+PlanOptions resolve(const PlanOptions& options, const ModelGraph& graph, const Target& target,
+                    std::vector<Decision>& decisions);
+
+/// Moves SelectOutputs up through token-wise operations, so that whatever only the requested rows
+/// need is computed for those alone. Attention, convolution and the delta rule keep every row, and
+/// so does what feeds them.
+ModelGraph select_outputs(const ModelGraph& graph, std::vector<Decision>& decisions);
+
+/// Covers the graph's nodes with kernels: projections that read the same value in one GEMM,
+/// epilogues, QK-norm with RoPE and the cache's append, and so on. Tiles, cache types and paths
+/// stay at the specs' defaults. Throws Error (`failed`) naming a node that no kernel computes.
+Program fuse(const ModelGraph& graph);
+
+/// Sets tiles, the attention path and the cache's type in the specs.
+void choose(Program& program, const PlanOptions& options, const Target& target);
+
+/// Shares activation bytes by liveness, sizes the state and the weights, and sets every offset.
+void lay_out(Program& program, const Sizes& sizes);
+
+/// Appends decisions that differ only in their layer as one: "blk.0-29 attn_q".
+class LayerDecisions {
+ public:
+  void add(int32_t layer, std::string subject, std::string choice, std::string reason);
+  void append_to(std::vector<Decision>& decisions) const;
+
+ private:
+  struct Row {
+    Decision decision;
+    std::vector<int32_t> layers;
+  };
+  std::vector<Row> rows_;
+};
+
+/// The part of a node's name after its layer: "attn_q" of "blk.3.attn_q".
+std::string_view short_name(std::string_view node_name);
+
+}  // namespace quern::passes

@@ -1,0 +1,114 @@
+#include "compiler/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "compiler/check_plan.h"
+#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/passes/passes.h"
+#include "compiler/spec_names.h"
+
+namespace quern {
+
+namespace {
+
+/// Kernels by their spec: equal specs are one kernel.
+class KernelTable {
+ public:
+  explicit KernelTable(Plan& plan) : plan_(plan) {}
+
+  uint32_t index_of(const spec::AnySpec& spec) {
+    const auto [entry, added] =
+        index_.try_emplace(spec_to_text(spec), static_cast<uint32_t>(plan_.kernels.size()));
+    if (added) {
+      plan_.kernels.push_back({.spec = spec,
+                               .key_digest = cpu::kernel_key(spec, plan_.target).digest(),
+                               .entry_digest = {}});
+    }
+    return entry->second;
+  }
+
+ private:
+  Plan& plan_;
+  std::map<std::string, uint32_t> index_;
+};
+
+void set_kernels(Plan& plan, passes::Program& program) {
+  KernelTable table(plan);
+  for (passes::Program::Launch& launch : program.launches) {
+    plan.steps.push_back({.kernel = table.index_of(launch.spec),
+                          .buffers = std::move(launch.buffers),
+                          .rows = launch.rows,
+                          .layer = launch.layer,
+                          .name = std::move(launch.name)});
+  }
+  for (WeightBinding& weight : program.weights) {
+    if (weight.form != WeightForm::packed) continue;
+    weight.repack_kernel = table.index_of(
+        spec::RepackSpec{to_spec(weight.slice.type), static_cast<uint32_t>(weight.slice.k)});
+  }
+}
+
+}  // namespace
+
+uint32_t kv_capacity(uint32_t context) {
+  constexpr uint32_t granule = 64;
+  return context > ~granule ? ~uint32_t{0} / granule * granule
+                            : (context + granule - 1) / granule * granule;
+}
+
+CapacityAccount account_of(const Plan& plan) {
+  CapacityAccount account;
+  for (const WeightBinding& weight : plan.weights) account.weights += weight.bytes;
+  for (const StateBuffer& state : plan.states) {
+    const bool cache = state.kind == StateKind::key_cache || state.kind == StateKind::value_cache;
+    (cache ? account.kv : account.recurrent) += state.bytes;
+  }
+  account.workspace =
+      plan.arena_bytes + uint64_t{plan.max_outputs} * plan.vocabulary * sizeof(float) +
+      uint64_t{plan.max_outputs} * sizeof(int32_t) + uint64_t{plan.options.chunk} * sizeof(int32_t);
+  for (const Rope& rope : plan.ropes) {
+    account.workspace += uint64_t{plan.options.chunk} * rope.n_rot * sizeof(float);
+  }
+  for (const PlanKernel& kernel : plan.kernels) {
+    account.overhead =
+        std::max(account.overhead, cpu::scratch_bytes(kernel.spec, plan.options.chunk));
+  }
+  return account;
+}
+
+Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target) {
+  Plan plan;
+  plan.architecture = graph.architecture;
+  plan.model_name = graph.name;
+  plan.model_fingerprint = graph.fingerprint;
+  plan.target = target;
+  plan.vocabulary = graph.vocabulary;
+  plan.ropes = graph.ropes;
+  std::vector<Decision> decisions;
+  plan.options = passes::resolve(options, graph, target, decisions);
+  plan.max_outputs = plan.options.all_logits ? plan.options.chunk : 1;
+
+  const ModelGraph selected = passes::select_outputs(graph, decisions);
+  passes::Program program = passes::fuse(selected);
+  passes::choose(program, plan.options, target);
+  passes::lay_out(program, {.chunk = plan.options.chunk,
+                            .max_outputs = plan.max_outputs,
+                            .kv_capacity = kv_capacity(plan.options.context)});
+  set_kernels(plan, program);
+
+  plan.activations = std::move(program.activations);
+  plan.arena_bytes = program.arena_bytes;
+  plan.weights = std::move(program.weights);
+  plan.states = std::move(program.states);
+  plan.state_bytes = program.state_bytes;
+  plan.decisions = std::move(decisions);
+  plan.decisions.insert(plan.decisions.end(), program.decisions.begin(), program.decisions.end());
+  plan.capacity = account_of(plan);
+  check_plan(plan, graph.architecture);
+  return plan;
+}
+
+}  // namespace quern
