@@ -127,6 +127,10 @@ struct CellScales<cell_q4_k> {
       ds[h][1] = d * static_cast<float>((bits >> 6) & 63);
       dm[h][0] = -dmin * static_cast<float>((bits >> 12) & 63);
       dm[h][1] = -dmin * static_cast<float>((bits >> 18) & 63);
+#ifndef EXACT_ALWAYS
+#pragma unroll
+      for (int i = 0; i < 2; ++i) ds[h][i] *= 16, dm[h][i] -= ds[h][i];
+#endif
     }
   }
   /// (scale, -min) of group `half` of plane `p` for row g + 8h.
@@ -136,14 +140,27 @@ struct CellScales<cell_q4_k> {
   }
 };
 
-/// Four fragment registers of one k16 step of a Q4_K word.
+/// Four fragment registers of one k16 step of a Q4_K word: `lo`, `hi` = (scale, -min) of rows g and g + 8.
+/// v = 1 + q / 16 exactly; (16 scale) v + (-min - 16 scale) has one rounding where that constant is exact in f32, which
+/// holds while the exponents of d and dmin are within [-2, 10] of each other; -DEXACT_ALWAYS subtracts first instead.
 __device__ __forceinline__ void decode_q4_k(u32 w, float2 lo, float2 hi, u32 (&a)[4]) {
+#ifdef EXACT_ALWAYS
   u32 even = w & 0x0f0f0f0fu, odd = (w >> 4) & 0x0f0f0f0fu;  // nibbles 0 2 4 6 / 1 3 5 7
   auto q = [](u32 bytes, u32 sel) { return magic_byte(bytes, sel) - 8388608.0f; };
   a[0] = pack_half2(fmaf(lo.x, q(even, 0x7650), lo.y), fmaf(lo.x, q(even, 0x7652), lo.y));
   a[1] = pack_half2(fmaf(hi.x, q(odd, 0x7650), hi.y), fmaf(hi.x, q(odd, 0x7652), hi.y));
   a[2] = pack_half2(fmaf(lo.x, q(even, 0x7651), lo.y), fmaf(lo.x, q(even, 0x7653), lo.y));
   a[3] = pack_half2(fmaf(hi.x, q(odd, 0x7651), hi.y), fmaf(hi.x, q(odd, 0x7653), hi.y));
+#else
+  u32 even = ((w << 3) & 0x78787878u) | 0x80808080u, odd = ((w >> 1) & 0x78787878u) | 0x80808080u;
+  auto q = [](float2 s, u32 bytes, u32 sel) {
+    return fmaf(s.x, __uint_as_float(__byte_perm(bytes, 0x3f000000u, sel)), s.y);
+  };
+  a[0] = pack_half2(q(lo, even, 0x7044), q(lo, even, 0x7244));
+  a[1] = pack_half2(q(hi, odd, 0x7044), q(hi, odd, 0x7244));
+  a[2] = pack_half2(q(lo, even, 0x7144), q(lo, even, 0x7344));
+  a[3] = pack_half2(q(hi, odd, 0x7144), q(hi, odd, 0x7344));
+#endif
 }
 
 /// Four fragment registers of one k16 step of Q6_K: low nibbles `w`, high pairs `h` (16 bits).
@@ -151,12 +168,15 @@ __device__ __forceinline__ void decode_q6_k(u32 w, u32 h, float lo, float hi, u3
   // Spread the high pairs: nibble n's pair (bits 2n) goes to bits 4..5 of byte n / 2 of even / odd.
   u32 he = (h & 0x3u) << 4 | (h & 0x30u) << 8 | (h & 0x300u) << 12 | (h & 0x3000u) << 16;
   u32 ho = (h & 0xcu) << 2 | (h & 0xc0u) << 6 | (h & 0xc00u) << 10 | (h & 0xc000u) << 14;
-  u32 even = (w & 0x0f0f0f0fu) | he, odd = ((w >> 4) & 0x0f0f0f0fu) | ho;
-  auto q = [](u32 bytes, u32 sel) { return magic_byte(bytes, sel) - 8388640.0f; };
-  a[0] = pack_half2(lo * q(even, 0x7650), lo * q(even, 0x7652));
-  a[1] = pack_half2(hi * q(odd, 0x7650), hi * q(odd, 0x7652));
-  a[2] = pack_half2(lo * q(even, 0x7651), lo * q(even, 0x7653));
-  a[3] = pack_half2(hi * q(odd, 0x7651), hi * q(odd, 0x7653));
+  u32 even = (w & 0x0f0f0f0fu) | he | 0x80808080u, odd = ((w >> 4) & 0x0f0f0f0fu) | ho | 0x80808080u;
+  // 1 + q / 128 exactly; (128 s) v - 160 s has one rounding, since 160 s is exact (19 + 3 bits).
+  float lo128 = lo * 128.0f, lo160 = lo * -160.0f, hi128 = hi * 128.0f, hi160 = hi * -160.0f;
+  auto low = [&](u32 bytes, u32 sel) { return fmaf(lo128, __uint_as_float(__byte_perm(bytes, 0x3f000000u, sel)), lo160); };
+  auto high = [&](u32 bytes, u32 sel) { return fmaf(hi128, __uint_as_float(__byte_perm(bytes, 0x3f000000u, sel)), hi160); };
+  a[0] = pack_half2(low(even, 0x7044), low(even, 0x7244));
+  a[1] = pack_half2(high(odd, 0x7044), high(odd, 0x7244));
+  a[2] = pack_half2(low(even, 0x7144), low(even, 0x7344));
+  a[3] = pack_half2(high(odd, 0x7144), high(odd, 0x7344));
 }
 
 /// Decodes the 16 fragment registers (four k16 steps) of plane p of a cell for this lane. `scales` must

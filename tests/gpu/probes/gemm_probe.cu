@@ -271,13 +271,11 @@ int main() {
         float q4 = run<cell_q4_k, t>(q, "q4_k", check);
         q.weights[0] = w4, q.weights[1] = w6, q.rows[0] = 0, q.rows[1] = rows;
         float all6 = run<cell_q4_k, t>(q, "q6_k", check);
-        std::printf("{\"probe\":\"gemm\",\"fraction_of_f16\":{\"q4_k\":%.3f,\"q6_k\":%.3f", plain / q4, plain / all6);
+        std::printf("{\"probe\":\"gemm\",\"fraction_of_f16\":{\"q4_k\":%.3f,\"q6_k\":%.3f}}\n", plain / q4, plain / all6);
         if (q6) {
           q.rows[0] = rows - q6, q.rows[1] = q6;
           float mixed = run<cell_q4_k, t>(q, "q4_k + q6_k", false);
           std::printf("{\"probe\":\"gemm\",\"fraction_mixed\":%.3f}\n", plain / mixed);
-        } else {
-          std::printf("}}\n");
         }
       };
       all(std::integral_constant<int, 64>{});
