@@ -63,8 +63,20 @@ class PlanChecker {
     }
   }
 
+  /// Digests name files of the kernel store, so nothing but hex may pass.
+  static bool is_digest(const std::string& text) {
+    return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  }
+
   void check_kernels() const {
     for (size_t i = 0; i < plan_.kernels.size(); ++i) {
+      const PlanKernel& kernel = plan_.kernels[i];
+      if (!is_digest(kernel.key_digest)) {
+        refuse(fmt::format("kernels[{}].key_digest", i), "is no SHA-256 in hex");
+      }
+      if (!kernel.entry_digest.empty() && !is_digest(kernel.entry_digest)) {
+        refuse(fmt::format("kernels[{}].entry_digest", i), "is neither empty nor a SHA-256 in hex");
+      }
       check_spec(plan_.kernels[i].spec, fmt::format("{}: kernels[{}].spec", name_, i));
     }
   }

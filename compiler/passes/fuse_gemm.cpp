@@ -40,7 +40,8 @@ void Fuser::lower_group(const std::vector<size_t>& linears) {
   for (const size_t node : linears) row_width += width(node_at(node).output);
   std::string name;
   for (const size_t node : linears) {
-    name += name.empty() ? node_at(node).name : "+" + std::string(short_name(node_at(node).name));
+    if (!name.empty()) name += '+';
+    name += name.empty() ? std::string_view(node_at(node).name) : short_name(node_at(node).name);
   }
   const ValueId first = node_at(linears.front()).output;
   const BufferRef y =

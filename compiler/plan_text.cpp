@@ -1,0 +1,283 @@
+// A plan for people, and the differences of two.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "compiler/plan.h"
+#include "compiler/plan_names.h"
+#include "compiler/spec_json.h"
+
+namespace quern {
+
+namespace {
+
+std::string human_bytes(uint64_t bytes) {
+  constexpr std::string_view units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+/// What tells one kernel of a family from another, in short: its fields that are not zero.
+std::string kernel_summary(const spec::AnySpec& spec) {
+  std::string text;
+  for (const auto& [field, value] : spec_fields(spec)) {
+    if (value == "0" || value == "none" || value == "store") continue;
+    if (field.ends_with(".type") && text.find("n_segments") == std::string::npos) {
+      // Types of segments beyond the last say nothing: rows of 0 are left out below.
+      const std::string rows = field.substr(0, field.size() - 4) + "rows";
+      const auto fields = spec_fields(spec);
+      const auto found = std::ranges::find(fields, rows, [](const auto& f) { return f.first; });
+      if (found != fields.end() && found->second == "0") continue;
+    }
+    text += fmt::format("{}{}={}", text.empty() ? "" : " ", field, value);
+  }
+  return text;
+}
+
+std::string buffer_text(const Plan& plan, const BufferRef& buffer) {
+  switch (buffer.kind) {
+    case BufferKind::activation:
+      return buffer.index < plan.activations.size() ? plan.activations[buffer.index].name : "?";
+    case BufferKind::weight: {
+      if (buffer.index >= plan.weights.size()) return "?";
+      const WeightBinding& weight = plan.weights[buffer.index];
+      return fmt::format("{}[{}]", weight.slice.tensor, weight.slice.offset);
+    }
+    case BufferKind::state: {
+      if (buffer.index >= plan.states.size()) return "?";
+      const StateBuffer& state = plan.states[buffer.index];
+      return fmt::format("{} of layer {}", spec_name(state.kind), state.layer);
+    }
+    case BufferKind::rope:
+      return fmt::format("rope {}", buffer.index);
+    default:
+      return std::string(spec_name(buffer.kind));
+  }
+}
+
+/// A plan's parts as lines "key = value", keyed by what a thing is and not by its number, so that a
+/// step more at the front does not make every later one differ.
+class Facts {
+ public:
+  explicit Facts(const Plan& plan) {
+    add_head(plan);
+    for (const ActivationBuffer& buffer : plan.activations) {
+      add("activation " + buffer.name, "bytes",
+          fmt::format("{} ({} a row{})", buffer.bytes, buffer.bytes_per_row,
+                      buffer.selected ? ", output rows" : ""));
+      add("activation " + buffer.name, "offset", fmt::to_string(buffer.offset));
+    }
+    for (const WeightBinding& weight : plan.weights) add_weight(weight);
+    for (const StateBuffer& state : plan.states) {
+      const std::string thing =
+          fmt::format("state {} of layer {}", spec_name(state.kind), state.layer);
+      add(thing, "bytes", fmt::to_string(state.bytes));
+      add(thing, "offset", fmt::to_string(state.offset));
+    }
+    for (const PlanKernel& kernel : plan.kernels) {
+      const std::string thing =
+          fmt::format("kernel {} {}", spec_family(kernel.spec), kernel_summary(kernel.spec));
+      add(thing, "key", kernel.key_digest);
+      add(thing, "entry", kernel.entry_digest.empty() ? "not compiled" : kernel.entry_digest);
+    }
+    for (const Step& step : plan.steps) add_step(plan, step);
+    for (const Decision& decision : plan.decisions) {
+      add("decision " + decision.subject, "",
+          fmt::format("{} ({})", decision.choice, decision.reason));
+    }
+  }
+
+  struct Fact {
+    std::string thing, field, value;
+  };
+  const std::vector<Fact>& list() const { return list_; }
+  const Fact* find(const Fact& like) const {
+    const auto found = index_.find(like.thing + '\n' + like.field);
+    return found == index_.end() ? nullptr : &list_[found->second];
+  }
+  bool has(const std::string& thing) const { return seen_.contains(thing); }
+
+ private:
+  /// A thing that comes again gets a number: "#2".
+  void add(std::string thing, std::string field, std::string value) {
+    std::string key = thing + '\n' + field;
+    for (int again = 2; index_.contains(key); ++again) {
+      key = fmt::format("{} #{}\n{}", thing, again, field);
+    }
+    seen_[key.substr(0, key.find('\n'))] = true;
+    index_[key] = list_.size();
+    list_.push_back({key.substr(0, key.find('\n')), std::move(field), std::move(value)});
+  }
+
+  void add_head(const Plan& plan) {
+    add("model", "architecture", plan.architecture);
+    add("model", "name", plan.model_name);
+    add("model", "fingerprint", plan.model_fingerprint);
+    add("model", "vocabulary", fmt::to_string(plan.vocabulary));
+    add("target", "",
+        fmt::format("{} {} {}", plan.target.kind, plan.target.name, plan.target.features));
+    const PlanOptions& o = plan.options;
+    add("option", "device", o.device);
+    add("option", "ctx", fmt::to_string(o.context));
+    add("option", "chunk", fmt::to_string(o.chunk));
+    add("option", "numerics", std::string(spec_name(o.numerics)));
+    add("option", "attention", o.attention);
+    add("option", "kv", o.kv);
+    add("option", "gpu-layers", fmt::to_string(o.gpu_layers));
+    add("option", "all-logits", o.all_logits ? "yes" : "no");
+    add("plan", "max_outputs", fmt::to_string(plan.max_outputs));
+    add("plan", "arena_bytes", fmt::to_string(plan.arena_bytes));
+    add("plan", "state_bytes", fmt::to_string(plan.state_bytes));
+    const CapacityAccount& c = plan.capacity;
+    add("capacity", "weights", fmt::to_string(c.weights));
+    add("capacity", "kv", fmt::to_string(c.kv));
+    add("capacity", "recurrent", fmt::to_string(c.recurrent));
+    add("capacity", "workspace", fmt::to_string(c.workspace));
+    add("capacity", "overhead", fmt::to_string(c.overhead));
+    for (size_t i = 0; i < plan.ropes.size(); ++i) {
+      const Rope& rope = plan.ropes[i];
+      const std::string thing = fmt::format("rope {}", i);
+      add(thing, "kind", std::string(spec_name(rope.kind)));
+      add(thing, "n_rot", fmt::to_string(rope.n_rot));
+      add(thing, "mscale", fmt::to_string(rope.mscale));
+      for (size_t pair = 0; pair < rope.inverse_frequency.size(); ++pair) {
+        add(thing, fmt::format("inverse_frequency[{}]", pair),
+            fmt::to_string(rope.inverse_frequency[pair]));
+      }
+    }
+  }
+
+  void add_weight(const WeightBinding& weight) {
+    const WeightSlice& s = weight.slice;
+    const std::string thing =
+        fmt::format("weight {}[{}] {}", s.tensor, s.offset, spec_name(weight.form));
+    add(thing, "slice",
+        fmt::format("{} {} x {} of {} rows, {} experts, blocks of {} every {}",
+                    spec_name(to_spec(s.type)), s.rows, s.k, s.tensor_rows, s.experts, s.block,
+                    s.stride));
+    add(thing, "bytes", fmt::to_string(weight.bytes));
+  }
+
+  void add_step(const Plan& plan, const Step& step) {
+    const std::string thing = "step " + step.name;
+    const bool known = step.kernel < plan.kernels.size();
+    add(thing, "kernel", known ? std::string(spec_family(plan.kernels[step.kernel].spec)) : "?");
+    add(thing, "rows", fmt::format("{} of layer {}", spec_name(step.rows), step.layer));
+    if (known) {
+      for (const auto& [field, value] : spec_fields(plan.kernels[step.kernel].spec)) {
+        add(thing, field, value);
+      }
+    }
+    for (size_t i = 0; i < step.buffers.size(); ++i) {
+      add(thing, fmt::format("buffer {}", i), buffer_text(plan, step.buffers[i]));
+    }
+  }
+
+  std::vector<Fact> list_;
+  std::map<std::string, size_t> index_;
+  std::map<std::string, bool> seen_;
+};
+
+void describe_head(const Plan& plan, std::string& out) {
+  const PlanOptions& o = plan.options;
+  out += fmt::format("model       {} ({}), vocabulary {}\n", plan.model_name, plan.architecture,
+                     plan.vocabulary);
+  out += fmt::format("fingerprint {}\n", plan.model_fingerprint);
+  out += fmt::format("target      {} {} {}\n", plan.target.kind, plan.target.name,
+                     plan.target.features);
+  out += fmt::format(
+      "options     device {}, ctx {}, chunk {}, numerics {}, attention {}, kv {}, logits of {} "
+      "row{} a chunk\n",
+      o.device, o.context, o.chunk, spec_name(o.numerics), o.attention, o.kv, plan.max_outputs,
+      plan.max_outputs == 1 ? "" : "s");
+}
+
+void describe_capacity(const Plan& plan, std::string& out) {
+  const CapacityAccount& c = plan.capacity;
+  out += "\ncapacity\n";
+  const std::pair<std::string_view, uint64_t> rows[] = {
+      {"weights", c.weights},     {"kv cache", c.kv},       {"recurrent", c.recurrent},
+      {"workspace", c.workspace}, {"overhead", c.overhead}, {"total", c.total()}};
+  for (const auto& [name, bytes] : rows) {
+    out += fmt::format("  {:<10} {:>12}\n", name, human_bytes(bytes));
+  }
+}
+
+}  // namespace
+
+std::string describe_plan(const Plan& plan) {
+  std::string out;
+  describe_head(plan, out);
+  describe_capacity(plan, out);
+  std::vector<uint32_t> launches(plan.kernels.size());
+  for (const Step& step : plan.steps) {
+    if (step.kernel < launches.size()) ++launches[step.kernel];
+  }
+  out += fmt::format("\nkernels ({})\n", plan.kernels.size());
+  for (size_t i = 0; i < plan.kernels.size(); ++i) {
+    const PlanKernel& kernel = plan.kernels[i];
+    out +=
+        fmt::format("  {:>3} {:<9} {} steps, key {:.12}{}\n      {}\n", i, spec_family(kernel.spec),
+                    launches[i], kernel.key_digest, kernel.entry_digest.empty() ? "" : ", compiled",
+                    kernel_summary(kernel.spec));
+  }
+  out += fmt::format("\nsteps ({})\n", plan.steps.size());
+  for (const Step& step : plan.steps) {
+    out += fmt::format(
+        "  kernel {:>3} {:<9} {:<7} {}\n", step.kernel,
+        step.kernel < plan.kernels.size() ? spec_family(plan.kernels[step.kernel].spec) : "?",
+        spec_name(step.rows), step.name);
+  }
+  out += fmt::format("\nmemory\n  {} activations in an arena of {}, {} pieces of state in {}\n",
+                     plan.activations.size(), human_bytes(plan.arena_bytes), plan.states.size(),
+                     human_bytes(plan.state_bytes));
+  out += "\ndecisions\n";
+  for (const Decision& decision : plan.decisions) {
+    out += fmt::format("  {}: {} ({})\n", decision.subject, decision.choice, decision.reason);
+  }
+  return out;
+}
+
+std::vector<std::string> diff_plans(const Plan& a, const Plan& b) {
+  const Facts left(a), right(b);
+  std::vector<std::string> lines;
+  std::map<std::string, bool> reported;
+  const auto missing = [&](const Facts& other, const Facts::Fact& fact, std::string_view which) {
+    if (other.has(fact.thing)) return false;
+    if (!reported[fact.thing])
+      lines.push_back(fmt::format("{}: only in the {} plan", fact.thing, which));
+    reported[fact.thing] = true;
+    return true;
+  };
+  const auto label = [](const Facts::Fact& fact) {
+    return fact.field.empty() ? fact.thing : fact.thing + " " + fact.field;
+  };
+  for (const Facts::Fact& fact : left.list()) {
+    if (missing(right, fact, "first")) continue;
+    const Facts::Fact* other = right.find(fact);
+    if (other == nullptr) {
+      lines.push_back(fmt::format("{}: {} -> nothing", label(fact), fact.value));
+    } else if (other->value != fact.value) {
+      lines.push_back(fmt::format("{}: {} -> {}", label(fact), fact.value, other->value));
+    }
+  }
+  for (const Facts::Fact& fact : right.list()) {
+    if (missing(left, fact, "second")) continue;
+    if (left.find(fact) == nullptr) {
+      lines.push_back(fmt::format("{}: nothing -> {}", label(fact), fact.value));
+    }
+  }
+  if (lines.empty() && plan_to_json(a) != plan_to_json(b)) {
+    lines.push_back("the plans differ in the order or numbering of their parts alone");
+  }
+  return lines;
+}
+
+}  // namespace quern
