@@ -52,6 +52,16 @@ struct SpecNames<spec::KvType> {
 };
 
 template <>
+struct SpecNames<spec::Tier> {
+  using E = spec::Tier;
+  static constexpr std::array<std::pair<E, std::string_view>, 3> table = {{
+      {E::cpu, "cpu"},
+      {E::mma, "mma"},
+      {E::wgmma, "wgmma"},
+  }};
+};
+
+template <>
 struct SpecNames<spec::AttentionPath> {
   using E = spec::AttentionPath;
   static constexpr std::array<std::pair<E, std::string_view>, 2> table = {{

@@ -32,6 +32,7 @@ struct AttentionSpec {
   KvType kv = KvType::f32;
   u32 block_keys = 64;
   u32 segment_keys = 1024;
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -51,6 +52,7 @@ struct AttentionSpec {
     v("kv", s.kv);
     v("block_keys", s.block_keys);
     v("segment_keys", s.segment_keys);
+    v("tier", s.tier);
   }
 };
 

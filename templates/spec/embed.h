@@ -12,12 +12,14 @@ struct EmbedSpec {
   QuantType type = QuantType::f32;
   u32 width = 0;
   float scale = 1;
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
     v("type", s.type);
     v("width", s.width);
     v("scale", s.scale);
+    v("tier", s.tier);
   }
 };
 

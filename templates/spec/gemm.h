@@ -31,6 +31,7 @@ struct GemmSpec {
   u32 tile_cells = 4;       ///< 16-row cells of the register tile.
   u32 k_block = 256;        ///< K values decoded to scratch at a time.
   u32 gemv_max_tokens = 2;  ///< Up to this many tokens the weights are decoded in registers.
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -44,6 +45,7 @@ struct GemmSpec {
     v("tile_cells", s.tile_cells);
     v("k_block", s.k_block);
     v("gemv_max_tokens", s.gemv_max_tokens);
+    v("tier", s.tier);
   }
 };
 

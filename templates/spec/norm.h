@@ -20,6 +20,7 @@ struct NormSpec {
   u32 gate = 0;
   u32 z_row_width = 0;
   u32 z_offset = 0;
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -30,6 +31,7 @@ struct NormSpec {
     v("gate", s.gate);
     v("z_row_width", s.z_row_width);
     v("z_offset", s.z_offset);
+    v("tier", s.tier);
   }
 };
 

@@ -30,6 +30,7 @@ struct QkvPostSpec {
   RopePairing rope = RopePairing::none;
   u32 n_rot = 0;
   KvType kv = KvType::f32;
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -46,6 +47,7 @@ struct QkvPostSpec {
     v("rope", s.rope);
     v("n_rot", s.n_rot);
     v("kv", s.kv);
+    v("tier", s.tier);
   }
 };
 

@@ -13,11 +13,13 @@ struct RepackSpec {
 
   QuantType type = QuantType::f32;
   u32 k = 0;
+  Tier tier = Tier::cpu;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
     v("type", s.type);
     v("k", s.k);
+    v("tier", s.tier);
   }
 };
 

@@ -19,6 +19,10 @@ enum class QuantType : u32 {
 /// Element types of the KV cache.
 enum class KvType : u32 { f32 = 0, f16 = 1, bf16 = 2, q8_0 = 3 };
 
+/// Instruction tier. `cpu`: f32 activations, LLVM. `mma`: mma.sync m16n8k16 and cp.async, sm_80 and later. `wgmma`: sm_90a.
+/// On the GPU tiers the inputs of a GEMM are f16 operands (docs/gpu.md) and weights are packed in GPU cells.
+enum class Tier : u32 { cpu = 0, mma = 1, wgmma = 2 };
+
 /// Rows of a weight that a GEMM reads together: `rows` consecutive output features of one type.
 struct RowSegment {
   QuantType type = QuantType::f32;

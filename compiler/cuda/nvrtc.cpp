@@ -1,0 +1,166 @@
+#include "compiler/cuda/nvrtc.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "models/error.h"
+
+namespace quern::cuda {
+
+// NVRTC's C interface as its documentation gives it; declared here because no CUDA header may be needed.
+struct Nvrtc::Functions {
+  using Program = void*;
+  int (*version)(int*, int*);
+  const char* (*error_string)(int);
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*);
+  int (*destroy)(Program*);
+  int (*compile)(Program, int, const char* const*);
+  int (*log_size)(Program, size_t*);
+  int (*log)(Program, char*);
+  int (*cubin_size)(Program, size_t*);
+  int (*cubin)(Program, char*);
+  int (*ptx_size)(Program, size_t*);
+  int (*ptx)(Program, char*);
+};
+
+namespace {
+
+constexpr std::string_view remedy =
+    "install the CUDA toolkit 12 or 13, or the PyPI package nvidia-cuda-nvrtc and set QUERN_NVRTC to its libnvrtc.so.13";
+
+std::vector<std::filesystem::path> candidates() {
+  std::vector<std::filesystem::path> paths;
+  if (const char* given = std::getenv("QUERN_NVRTC"); given != nullptr && *given != '\0') {
+    return {given};  // What the user names is what is used.
+  }
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) paths.emplace_back(name);
+  for (const char* root : {"/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12"}) {
+    for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
+      paths.push_back(std::filesystem::path(root) / "lib64" / name);
+    }
+  }
+  return paths;
+}
+
+template <class F>
+void bind(void* library, const char* symbol, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, symbol));
+  if (function == nullptr) {
+    throw Error(ErrorKind::failed, "NVRTC", fmt::format("the library has no function {}", symbol), remedy);
+  }
+}
+
+template <class Size, class Get>
+std::string text_of(void* program, Size size_of, Get get) {
+  size_t size = 0;
+  if (size_of(program, &size) != 0 || size <= 1) return {};
+  std::string text(size, '\0');
+  if (get(program, text.data()) != 0) return {};
+  text.resize(size - 1);
+  return text;
+}
+
+}  // namespace
+
+Nvrtc Nvrtc::load() {
+  void* library = nullptr;
+  Nvrtc nvrtc;
+  std::string last;
+  for (const std::filesystem::path& path : candidates()) {
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) {
+      nvrtc.path_ = path;
+      break;
+    }
+    const char* why = dlerror();
+    last = why == nullptr ? "" : why;
+  }
+  if (library == nullptr) {
+    const char* given = std::getenv("QUERN_NVRTC");
+    throw Error(ErrorKind::failed, "NVRTC",
+                given != nullptr && *given != '\0' ? fmt::format("QUERN_NVRTC={} cannot be loaded ({})", given, last)
+                                                   : "libnvrtc was not found on this machine",
+                remedy);
+  }
+  static Functions functions;
+  bind(library, "nvrtcVersion", functions.version);
+  bind(library, "nvrtcGetErrorString", functions.error_string);
+  bind(library, "nvrtcCreateProgram", functions.create);
+  bind(library, "nvrtcDestroyProgram", functions.destroy);
+  bind(library, "nvrtcCompileProgram", functions.compile);
+  bind(library, "nvrtcGetProgramLogSize", functions.log_size);
+  bind(library, "nvrtcGetProgramLog", functions.log);
+  bind(library, "nvrtcGetCUBINSize", functions.cubin_size);
+  bind(library, "nvrtcGetCUBIN", functions.cubin);
+  bind(library, "nvrtcGetPTXSize", functions.ptx_size);
+  bind(library, "nvrtcGetPTX", functions.ptx);
+  functions.version(&nvrtc.major_, &nvrtc.minor_);
+  if (nvrtc.major_ < 12) {
+    throw Error(ErrorKind::failed, "NVRTC",
+                fmt::format("{} is version {}.{}, Quern needs 12.0 or newer", nvrtc.path_.string(), nvrtc.major_,
+                            nvrtc.minor_),
+                remedy);
+  }
+  nvrtc.functions_ = &functions;
+  return nvrtc;
+}
+
+const Nvrtc& Nvrtc::get() {
+  static std::mutex mutex;
+  static std::optional<Nvrtc> loaded;
+  std::lock_guard lock(mutex);
+  if (!loaded) loaded.emplace(load());
+  return *loaded;
+}
+
+std::string Nvrtc::problem() {
+  try {
+    get();
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string Nvrtc::version() const { return fmt::format("{}.{}", major_, minor_); }
+
+Nvrtc::Result Nvrtc::compile(const std::string& source, const std::string& name,
+                             const std::vector<Header>& headers, const std::vector<std::string>& options,
+                             bool want_ptx) const {
+  std::vector<const char*> header_texts, header_names, option_texts;
+  for (const Header& header : headers) {
+    header_texts.push_back(header.text);
+    header_names.push_back(header.name);
+  }
+  for (const std::string& option : options) option_texts.push_back(option.c_str());
+  Functions::Program program = nullptr;
+  Result result;
+  int status = functions_->create(&program, source.c_str(), name.c_str(), static_cast<int>(headers.size()),
+                                  header_texts.data(), header_names.data());
+  if (status != 0) {
+    result.problem = functions_->error_string(status);
+    return result;
+  }
+  status = functions_->compile(program, static_cast<int>(option_texts.size()), option_texts.data());
+  result.log = text_of(program, functions_->log_size, functions_->log);
+  if (status != 0) {
+    result.problem = functions_->error_string(status);
+  } else {
+    size_t size = 0;
+    if (functions_->cubin_size(program, &size) == 0 && size > 0) {
+      result.cubin.resize(size);
+      functions_->cubin(program, reinterpret_cast<char*>(result.cubin.data()));
+    }
+    if (want_ptx) result.ptx = text_of(program, functions_->ptx_size, functions_->ptx);
+    result.ok = true;
+  }
+  functions_->destroy(&program);
+  return result;
+}
+
+}  // namespace quern::cuda
