@@ -89,11 +89,6 @@ ByteLevelEncoder::ByteLevelEncoder(const gguf::Metadata& metadata, const Vocabul
     const auto id = vocabulary.find(alphabet().text[value]);
     byte_ids_[value] = id && vocabulary.is_text(*id) ? *id : -1;
   }
-  for (const size_t byte : {0xEFu, 0xBFu, 0xBDu}) replacement_.push_back(byte_ids_[byte]);
-  if (std::find(replacement_.begin(), replacement_.end(), -1) != replacement_.end()) {
-    replacement_.clear();
-    if (vocabulary.unknown) replacement_.push_back(*vocabulary.unknown);
-  }
   read_merges(metadata, vocabulary);
 }
 
@@ -172,8 +167,9 @@ void ByteLevelEncoder::encode_piece(std::string_view piece, const Vocabulary& vo
   }
 
   lay_out(piece, workspace.symbols);
-  merge(workspace);
   const auto& symbols = workspace.symbols;
+  if (symbols.empty()) return;
+  merge(workspace);
   for (uint32_t at = 0; at != Workspace::none; at = symbols[at].next) {
     ids.push_back(symbols[at].id);
   }
@@ -187,19 +183,9 @@ void ByteLevelEncoder::lay_out(std::string_view piece, std::vector<Symbol>& symb
   };
   for (const char byte : piece) {
     const TokenId id = byte_ids_[static_cast<unsigned char>(byte)];
-    if (id >= 0) {
-      append(id);
-    } else if (!replacement_.empty()) {
-      for (const TokenId part : replacement_) append(part);
-    } else {
-      throw Error(ErrorKind::bad_model, "tokenizer.ggml.tokens",
-                  fmt::format("no token stands for byte 0x{:02X} of the text, and there is no "
-                              "unknown token",
-                              static_cast<unsigned char>(byte)),
-                  "convert the model again");
-    }
+    if (id >= 0) append(id);
   }
-  symbols.back().next = Workspace::none;
+  if (!symbols.empty()) symbols.back().next = Workspace::none;
 }
 
 void ByteLevelEncoder::merge(Workspace& workspace) const {

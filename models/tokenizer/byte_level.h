@@ -22,7 +22,8 @@ class ByteLevelEncoder {
   /// pre-tokeniser's name is unknown.
   ByteLevelEncoder(const gguf::Metadata& metadata, const Vocabulary& vocabulary);
 
-  /// Appends the ids of ordinary text.
+  /// Appends the ids of ordinary text. A byte without a token is left out, as in the models'
+  /// training: some vocabularies lack control characters and bytes that never occur in UTF-8.
   void encode(std::string_view text, const Vocabulary& vocabulary, std::vector<TokenId>& ids) const;
 
  private:
@@ -48,10 +49,8 @@ class ByteLevelEncoder {
   const PreTokenizerRow* row_;
   PreTokenizer pre_tokenizer_;
   std::vector<Merge> merges_;  ///< A power of two, at most half full.
+  /// Tokens of single bytes, -1 where there is none.
   std::array<TokenId, 256> byte_ids_{};
-  /// What stands for a byte without a token (some vocabularies lack those that never occur in
-  /// UTF-8): U+FFFD, or the unknown token where that has none either.
-  std::vector<TokenId> replacement_;
 };
 
 /// The bytes that a token's text stands for: its characters mapped back; a character outside the

@@ -67,6 +67,30 @@ const std::vector<PreTokenizerRow>& rows() {
   return table;
 }
 
+/// PCRE2's \s holds U+180E besides Unicode's White_Space, which is what the models' own engines
+/// take it for: the pattern with that written out.
+std::string with_white_space(std::string_view pattern) {
+  constexpr std::string_view white_space = R"(\p{Z}\t-\r\x{85})";
+  std::string result;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] != '\\' || i + 1 == pattern.size()) {
+      if (pattern[i] == '[' || pattern[i] == ']') in_class = pattern[i] == '[';
+      result += pattern[i];
+      continue;
+    }
+    const char escaped = pattern[++i];
+    if (escaped == 's' && in_class) {
+      result += white_space;
+    } else if (escaped == 's' || escaped == 'S') {
+      result += fmt::format("[{}{}]", escaped == 'S' ? "^" : "", white_space);
+    } else {
+      result += {'\\', escaped};
+    }
+  }
+  return result;
+}
+
 std::string pcre2_message(int code) {
   std::array<PCRE2_UCHAR, 256> buffer{};
   pcre2_get_error_message(code, buffer.data(), buffer.size());
@@ -98,7 +122,8 @@ struct PreTokenizer::Stage {
   Code code;
   MatchContext context;
 
-  explicit Stage(std::string_view pattern) {
+  explicit Stage(std::string_view published) {
+    const std::string pattern = with_white_space(published);
     int error = 0;
     PCRE2_SIZE offset = 0;
     code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),

@@ -34,9 +34,9 @@ class Tokenizer {
     bool add_special = true;     ///< BOS (and EOS) as the metadata asks.
     bool parse_special = false;  ///< Control tokens written in the text become their ids.
   };
-  /// Text to ids. Bytes that are not UTF-8 are kept: byte-level vocabularies have a token for each
-  /// byte (or write U+FFFD), SentencePiece ones a byte token (or write the unknown token). Throws
-  /// Error (`usage`) for texts of more than 1 GiB.
+  /// Text to ids. Bytes that are not UTF-8 are kept where the vocabulary has tokens for them:
+  /// byte-level ones leave a byte without a token out, SentencePiece ones write the unknown token.
+  /// Throws Error (`usage`) for texts of more than 1 GiB.
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options) const;
 
   /// A part of a text, and whether control tokens written in it become their ids.

@@ -74,6 +74,12 @@ TEST(PreTokenizer, line_ends_stay_with_what_the_family_says) {
   EXPECT_THAT(pieces_of("qwen2", "a  \n  b"), ElementsAre("a", "  \n", " ", " b"));
 }
 
+TEST(PreTokenizer, white_space_is_unicodes_and_not_pcre2s) {
+  // U+180E is no White_Space (PCRE2's \s takes it for some), U+0085 and U+2028 are.
+  EXPECT_THAT(pieces_of("gpt-2", "a \u180E"), ElementsAre("a", " \u180E"));
+  EXPECT_THAT(pieces_of("gpt-2", "a \u0085\u2028"), ElementsAre("a", " \u0085\u2028"));
+}
+
 TEST(PreTokenizer, pieces_join_to_the_text_for_any_bytes) {
   uint32_t state = 7;
   for (const std::string_view pre : {"gpt-2", "llama-bpe", "qwen2", "qwen35", "smollm", "tekken"}) {
