@@ -12,18 +12,13 @@
 
 #include "models/error.h"
 #include "models/gguf/limits.h"
+#include "models/gguf/tensor_size.h"
 #include "models/gguf/value_type.h"
 
 namespace quern::gguf {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "values are read as they lie");
-
-std::optional<uint64_t> checked_multiply(uint64_t a, uint64_t b) {
-  uint64_t product = 0;
-  if (__builtin_mul_overflow(a, b, &product) || product > kMaxTensorSize) return std::nullopt;
-  return product;
-}
 
 /// Reads an image from front to back. Every read is checked against what remains, and every count
 /// against what could still fit, before anything is allocated.
@@ -263,18 +258,13 @@ class Parser {
       bad(fmt::format("{} has {} dimensions; at most {} are allowed", what, dimensions,
                       kMaxDimensions));
     }
-    uint64_t elements = 1;
-    uint64_t bound =
-        1;  // The product with empty dimensions counted as one: bounds partial products.
     for (uint32_t i = 0; i < dimensions; ++i) {
       const auto extent = number<int64_t>(what);
       if (extent < 0) bad(fmt::format("{} has extent {} in dimension {}", what, extent, i));
       tensor.shape.push_back(static_cast<uint64_t>(extent));
-      elements *= tensor.shape.back();
-      const auto product = checked_multiply(bound, extent == 0 ? 1 : tensor.shape.back());
-      if (!product) bad(fmt::format("{} has more elements than 63 bits count", what));
-      bound = *product;
     }
+    const auto elements = tensor_elements(tensor.shape);
+    if (!elements) bad(fmt::format("{} has more elements than 63 bits count", what));
 
     const auto type_id = number<uint32_t>(what);
     const auto block = gguf_block_size(type_id);
@@ -287,7 +277,7 @@ class Parser {
       bad(fmt::format("{} has rows of {} values, which is not a multiple of the {} block of {}",
                       what, tensor.row_length(), gguf_type_name(type_id), block->values));
     }
-    const auto bytes = checked_multiply(elements / block->values, block->bytes);
+    const auto bytes = tensor_bytes(*elements, *block);
     if (!bytes) bad(fmt::format("{} has more bytes than 63 bits count", what));
     infos_.push_back({.offset = number<uint64_t>(what), .bytes = *bytes});
     result_.tensors.push_back(std::move(tensor));

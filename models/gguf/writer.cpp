@@ -15,6 +15,7 @@
 
 #include "models/error.h"
 #include "models/gguf/limits.h"
+#include "models/gguf/tensor_size.h"
 #include "models/gguf/value_type.h"
 
 namespace quern::gguf {
@@ -134,7 +135,7 @@ uint64_t alignment_of(const Metadata& metadata) {
 }
 
 /// Bytes of the tensor, after checking everything that the reader would refuse.
-uint64_t tensor_bytes(const TensorToWrite& tensor) {
+uint64_t checked_bytes(const TensorToWrite& tensor) {
   if (tensor.name.empty() || tensor.name.size() > kMaxTensorNameBytes) {
     refuse(fmt::format("tensor \"{}\"", tensor.name),
            fmt::format("has a name of {} bytes; 1 to {} are allowed", tensor.name.size(),
@@ -152,15 +153,11 @@ uint64_t tensor_bytes(const TensorToWrite& tensor) {
     refuse(thing, fmt::format("has rows of {} values, not a multiple of its block of {}", row,
                               block->values));
   }
-  uint64_t bytes = block->bytes;
-  const auto multiply = [&](uint64_t factor) {
-    if (__builtin_mul_overflow(bytes, factor, &bytes) || bytes > kMaxTensorSize) {
-      refuse(thing, "has more bytes than 63 bits count");
-    }
-  };
-  multiply(row / block->values);
-  for (size_t i = 1; i < tensor.shape.size(); ++i) multiply(tensor.shape[i]);
-  return bytes;
+  const auto elements = tensor_elements(tensor.shape);
+  if (!elements) refuse(thing, "has more elements than 63 bits count");
+  const auto bytes = tensor_bytes(*elements, *block);
+  if (!bytes) refuse(thing, "has more bytes than 63 bits count");
+  return *bytes;
 }
 
 void put_zeros(const Sink& sink, uint64_t count) {
@@ -208,7 +205,7 @@ void write_to(const Sink& sink, const Metadata& metadata,
   const uint64_t alignment = alignment_of(metadata);
   std::vector<uint64_t> sizes;
   sizes.reserve(tensors.size());
-  for (const TensorToWrite& tensor : tensors) sizes.push_back(tensor_bytes(tensor));
+  for (const TensorToWrite& tensor : tensors) sizes.push_back(checked_bytes(tensor));
   const HeaderBytes header = make_header(metadata, tensors, sizes, alignment);
   const auto pad = [&](uint64_t size) {
     put_zeros(sink, (alignment - size % alignment) % alignment);

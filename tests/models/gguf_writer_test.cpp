@@ -182,6 +182,18 @@ TEST(writer, random_models_survive_the_round_trip_through_memory_and_file) {
   }
 }
 
+TEST(writer, shapes_that_hold_nothing_survive_beside_the_largest_extents) {
+  constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
+  const std::vector<std::vector<uint64_t>> shapes = {
+      {0}, {0, kLargest}, {kLargest, 0}, {0, 0, kLargest, 0}, {uint64_t{1} << 40, 0, 1 << 20}};
+  for (const auto& shape : shapes) {
+    const Bytes image = write_image({}, {tensor_of("t", shape, QuantType::f32, {})});
+    const File file = File::parse(image, "empty shapes");
+    EXPECT_EQ(file.find("t")->shape, shape);
+    EXPECT_EQ(file.find("t")->elements(), 0u);
+  }
+}
+
 TEST(writer, a_fixture_is_written_back_byte_for_byte) {
   for (const char* name : {"fixtures/llama.gguf", "fixtures/quant/llama-q4_k_m.gguf"}) {
     const auto path = test::data_file(name);
