@@ -76,8 +76,7 @@ std::vector<TokenId> encode_prompt(const RunFlags& flags, const std::string& tex
   std::vector<ChatMessage> messages;
   if (flags.has_system) messages.push_back({"system", flags.system});
   messages.push_back({"user", text});
-  return tokenizer.encode(chat.apply(messages),
-                          {.add_special = !chat.writes_bos(), .parse_special = true});
+  return encode_chat(tokenizer, chat, messages);
 }
 
 /// Writes tokens as they come: text where there is a tokenizer, else ids separated by spaces.
