@@ -35,6 +35,14 @@ std::optional<uint32_t> block_of(std::string_view tensor) {
   return error == std::errc{} ? block : ~uint32_t{0};
 }
 
+/// Any tensor that holds routed experts, or null.
+const gguf::Tensor* expert_tensor(const gguf::File& file) {
+  const auto found = std::ranges::find_if(file.tensors(), [](const gguf::Tensor& tensor) {
+    return tensor.name.find("_exps.") != std::string::npos;
+  });
+  return found == file.tensors().end() ? nullptr : &*found;
+}
+
 std::vector<uint64_t> without_trailing_ones(std::vector<uint64_t> shape) {
   while (shape.size() > 1 && shape.back() == 1) shape.pop_back();
   return shape;
@@ -56,7 +64,6 @@ GraphBuilder::GraphBuilder(const gguf::File& file, std::string architecture)
 
   graph_.architecture = keys_.architecture();
   graph_.name = file.metadata().get_string_or("general.name", "");
-  graph_.fingerprint = file.fingerprint();
   graph_.n_layers = static_cast<uint32_t>(n_blocks_.value - extra);
   graph_.embedding_length = n_embd_.u32();
   graph_.context_length = context_length_.u32();
@@ -130,16 +137,16 @@ Heads GraphBuilder::read_heads() const {
 
 uint32_t GraphBuilder::read_rotary_dimensions(const Heads& heads, bool partial) const {
   constexpr std::string_view key = "rope.dimension_count";
-  const uint64_t head = heads.key_length.value;
+  const Size& head = heads.key_length;
   if (partial && !keys_.has(key)) keys_.refuse(key, "is missing");
-  const Size n_rot = keys_.size_or(key, heads.key_length, {2, head});
+  const Size n_rot = keys_.size_or(key, head, {2, head_length_bounds.high});
+  if (n_rot.value > head.value || (!partial && n_rot.value != head.value)) {
+    keys_.refuse(key, fmt::format("is {} where heads are {} wide by {}", n_rot.value, head.value,
+                                  head.origin));
+  }
   if (n_rot.value % 2 != 0) {
     throw Error(ErrorKind::bad_model, fmt::format("metadata key {}", n_rot.origin),
                 fmt::format("gives {} rotary dimensions, an odd number", n_rot.value));
-  }
-  if (!partial && n_rot.value != head) {
-    keys_.refuse(key, fmt::format("is {} where {} rotates whole heads of {}", n_rot.value,
-                                  keys_.architecture(), head));
   }
   return n_rot.u32();
 }
@@ -159,6 +166,10 @@ Experts GraphBuilder::read_experts(ExpertOptions options) const {
     refuse_experts();
     if (options.required) keys_.refuse("expert_count", "is absent or 0");
     return experts;
+  }
+  if (expert_tensor(file_) == nullptr) {
+    keys_.refuse("expert_count", fmt::format("is {} but the file has no tensors of experts",
+                                             experts.n_expert.value));
   }
   experts.renormalised = options.renormalised;
   experts.n_used = keys_.uniform("expert_used_count", n_blocks_.value, {1, expert_bounds.high});
@@ -209,11 +220,9 @@ void GraphBuilder::refuse_experts() const {
     keys_.refuse("expert_count",
                  fmt::format("is {}, but {} has no routed experts", count, keys_.architecture()));
   }
-  for (const gguf::Tensor& tensor : file_.tensors()) {
-    if (tensor.name.find("_exps.") != std::string::npos) {
-      keys_.refuse("expert_count",
-                   fmt::format("is absent or 0 but the file has tensor {}", tensor.name));
-    }
+  if (const gguf::Tensor* tensor = expert_tensor(file_)) {
+    keys_.refuse("expert_count",
+                 fmt::format("is absent or 0 but the file has tensor {}", tensor->name));
   }
 }
 
@@ -340,6 +349,7 @@ void GraphBuilder::account_for_tensors() {
     graph_.unused_tensors.emplace_back(name);
   }
   graph_.keys_read = keys_.asked();
+  graph_.fingerprint = file_.fingerprint();
 }
 
 }  // namespace quern

@@ -38,7 +38,9 @@ RopeScaling read_rope_scaling(const Keys& keys, const Size& context_length) {
                              keys.real_or("rope.scaling.yarn_attn_factor", 1, positive);
   if (type == "linear") return scaling;
 
-  if (factor == 0) keys.refuse(factor_key, "is missing where rope.scaling.type is yarn");
+  if (factor == 0)
+    keys.refuse(factor_key,
+                fmt::format("is missing or 0 where {} is yarn", keys.full("rope.scaling.type")));
   scaling.original_context = static_cast<double>(
       keys.size_or("rope.scaling.original_context_length", context_length, {1, uint64_t{1} << 31})
           .value);
@@ -47,7 +49,8 @@ RopeScaling read_rope_scaling(const Keys& keys, const Size& context_length) {
   scaling.beta_fast = keys.real_or("rope.scaling.yarn_beta_fast", 32, positive);
   scaling.beta_slow = keys.real_or("rope.scaling.yarn_beta_slow", 1, positive);
   if (scaling.beta_fast < scaling.beta_slow) {
-    keys.refuse("rope.scaling.yarn_beta_fast", "is below rope.scaling.yarn_beta_slow");
+    keys.refuse("rope.scaling.yarn_beta_fast",
+                fmt::format("is below {}", keys.full("rope.scaling.yarn_beta_slow")));
   }
   keys.must_be_zero("rope.scaling.yarn_log_multiplier");
   return scaling;

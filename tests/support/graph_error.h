@@ -11,8 +11,9 @@ namespace quern::test {
 
 /// The largest absolute error of a graph's logits over the standard deviation of the golden ones;
 /// infinite where a logit is not finite.
-inline double graph_error(const gguf::File& file, const ModelGraph& graph, const Golden& golden) {
-  const auto logits = reference_logits(file, graph, golden.token_ids, golden.positions);
+inline double graph_error(const gguf::File& file, const ModelGraph& graph, const Golden& golden,
+                          ReferenceFaults faults = {}) {
+  const auto logits = reference_logits(file, graph, golden.token_ids, golden.positions, faults);
   double sum = 0;
   double squares = 0;
   double worst = 0;

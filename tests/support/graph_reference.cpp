@@ -58,11 +58,12 @@ double dot(const float* a, const double* b, size_t n) {
 class Interpreter {
  public:
   Interpreter(const gguf::File& file, const ModelGraph& graph, const std::vector<int32_t>& tokens,
-              const std::vector<int32_t>& positions)
+              const std::vector<int32_t>& positions, ReferenceFaults faults)
       : file_(file),
         graph_(graph),
         tokens_(tokens),
         positions_(positions),
+        faults_(faults),
         values_(graph.values.size()) {}
 
   Matrix run() {
@@ -201,7 +202,10 @@ class Interpreter {
       }
     }
     if (node_->inputs.size() < 4) return;
-    for (size_t i = 0; i < out_.data.size(); ++i) out_.data[i] *= sigmoid(input(3).data[i]);
+    for (size_t i = 0; i < out_.data.size(); ++i) {
+      const double gate = input(3).data[i];
+      out_.data[i] *= faults_.raw_gate ? gate : sigmoid(gate);
+    }
   }
 
   void compute(const Glu& op) {
@@ -280,7 +284,9 @@ class Interpreter {
       for (uint32_t c = 0; c < op.channels; ++c) {
         double sum = 0;
         for (uint32_t i = 0; i < op.kernel && i <= t; ++i) {
-          sum += taps[c * op.kernel + op.kernel - 1 - i] * u.row(t - i)[c];
+          const double x = u.row(t - i)[c];
+          const bool wrong = i > 0 && faults_.convolve_past_silu;
+          sum += taps[c * op.kernel + op.kernel - 1 - i] * (wrong ? silu(x) : x);
         }
         out_.row(t)[c] = silu(sum);
       }
@@ -302,7 +308,6 @@ class Interpreter {
       const uint32_t k_head =
           op.head_map == DeltaHeadMap::tiled ? head % op.n_k_heads : head / ratio;
       std::vector<double> state(d * d);  // [key dimension][value dimension]
-      std::vector<double> delta(d);
       for (size_t t = 0; t < out_.rows; ++t) {
         const double* x = input(0).row(t);
         const std::vector<double> q = normalised(x + k_head * d);
@@ -310,20 +315,40 @@ class Interpreter {
         const double* v = x + (2 * op.n_k_heads + head) * d;
         const double decay = std::exp(a[head] * softplus(input(1).row(t)[head] + dt_bias[head]));
         const double beta = sigmoid(input(2).row(t)[head]);
-        std::ranges::fill(delta, 0.0);
-        for (size_t i = 0; i < d; ++i) {
-          for (size_t j = 0; j < d; ++j) delta[j] += k[i] * (state[i * d + j] *= decay);
-        }
-        for (size_t j = 0; j < d; ++j) delta[j] = beta * (v[j] - delta[j]);
         double* out = out_.row(t) + head * d;
-        const double scale = 1 / std::sqrt(static_cast<double>(d));
-        for (size_t i = 0; i < d; ++i) {
-          for (size_t j = 0; j < d; ++j) {
-            state[i * d + j] += k[i] * delta[j];
-            out[j] += scale * q[i] * state[i * d + j];
-          }
-        }
+        if (!faults_.decay_after_update) scale(state, decay);
+        if (faults_.read_before_update) read(state, q, out);
+        write(state, k, v, beta);
+        if (!faults_.read_before_update) read(state, q, out);
+        if (faults_.decay_after_update) scale(state, decay);
       }
+    }
+  }
+
+  static void scale(std::vector<double>& state, double factor) {
+    for (double& value : state) value *= factor;
+  }
+
+  /// S += k (beta (v - S^T k))^T.
+  static void write(std::vector<double>& state, const std::vector<double>& k, const double* v,
+                    double beta) {
+    const size_t d = k.size();
+    std::vector<double> delta(d);
+    for (size_t i = 0; i < d; ++i) {
+      for (size_t j = 0; j < d; ++j) delta[j] += k[i] * state[i * d + j];
+    }
+    for (size_t j = 0; j < d; ++j) delta[j] = beta * (v[j] - delta[j]);
+    for (size_t i = 0; i < d; ++i) {
+      for (size_t j = 0; j < d; ++j) state[i * d + j] += k[i] * delta[j];
+    }
+  }
+
+  /// S^T q / sqrt(d).
+  static void read(const std::vector<double>& state, const std::vector<double>& q, double* out) {
+    const size_t d = q.size();
+    for (size_t i = 0; i < d; ++i) {
+      const double weight = q[i] / std::sqrt(static_cast<double>(d));
+      for (size_t j = 0; j < d; ++j) out[j] += weight * state[i * d + j];
     }
   }
 
@@ -343,6 +368,7 @@ class Interpreter {
   const ModelGraph& graph_;
   const std::vector<int32_t>& tokens_;
   const std::vector<int32_t>& positions_;
+  const ReferenceFaults faults_;
   std::vector<Matrix> values_;
   const Node* node_ = nullptr;
   Matrix out_;
@@ -352,13 +378,14 @@ class Interpreter {
 
 std::vector<std::vector<double>> reference_logits(const gguf::File& file, const ModelGraph& graph,
                                                   const std::vector<int32_t>& tokens,
-                                                  const std::vector<int32_t>& positions) {
+                                                  const std::vector<int32_t>& positions,
+                                                  ReferenceFaults faults) {
   std::vector<int32_t> rows = positions;
   if (rows.empty()) {
     rows.resize(tokens.size());
     std::iota(rows.begin(), rows.end(), 0);
   }
-  const Matrix logits = Interpreter(file, graph, tokens, rows).run();
+  const Matrix logits = Interpreter(file, graph, tokens, rows, faults).run();
   std::vector<std::vector<double>> result;
   for (size_t r = 0; r < logits.rows; ++r) {
     result.emplace_back(logits.row(r), logits.row(r) + logits.width);
