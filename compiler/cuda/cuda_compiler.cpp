@@ -41,9 +41,10 @@ Error compile_error(const spec::AnySpec& spec, const Target& target, const Nvrtc
                     const Nvrtc::Result& result) {
   const std::string thing = fmt::format("{} kernel for {}", spec_family(spec), target.name);
   if (result.log.find("libnvrtc-builtins") != std::string::npos) {
-    return {ErrorKind::failed, "NVRTC",
-            fmt::format("{} cannot find its libnvrtc-builtins library", nvrtc.path().string()),
-            "install both from the same CUDA version, in one folder, and put that on LD_LIBRARY_PATH"};
+    return {
+        ErrorKind::failed, "NVRTC",
+        fmt::format("{} cannot find its libnvrtc-builtins library", nvrtc.path().string()),
+        "install both from the same CUDA version, in one folder, and put that on LD_LIBRARY_PATH"};
   }
   if (result.log.find("invalid value for --gpu-architecture") != std::string::npos ||
       result.problem.find("INVALID_OPTION") != std::string::npos) {
@@ -52,16 +53,18 @@ Error compile_error(const spec::AnySpec& spec, const Target& target, const Nvrtc
             "use a newer CUDA toolkit (sm_120 needs 12.8)"};
   }
   std::string log = result.log.substr(0, 600);
-  return {ErrorKind::failed, thing, fmt::format("NVRTC {} says {}: {}", nvrtc.version(), result.problem, log)};
+  return {ErrorKind::failed, thing,
+          fmt::format("NVRTC {} says {}: {}", nvrtc.version(), result.problem, log)};
 }
 
 Nvrtc::Result run_nvrtc(const spec::AnySpec& spec, const Target& target, bool want_ptx) {
   const Nvrtc& nvrtc = Nvrtc::get();
   const std::string source = emit_source(spec);
-  Nvrtc::Result result = nvrtc.compile(source, std::string(spec_family(spec)) + ".cu", headers_of(source),
-                                       options(nvrtc, target), want_ptx);
+  Nvrtc::Result result = nvrtc.compile(source, std::string(spec_family(spec)) + ".cu",
+                                       headers_of(source), options(nvrtc, target), want_ptx);
   // A failed compilation still answers a size of 0 with success, so all three are asked.
-  const bool elf = result.cubin.size() > 4 && result.cubin[0] == std::byte{0x7f} && result.cubin[1] == std::byte{'E'};
+  const bool elf = result.cubin.size() > 4 && result.cubin[0] == std::byte{0x7f} &&
+                   result.cubin[1] == std::byte{'E'};
   if (!result.ok || !elf) throw compile_error(spec, target, nvrtc, result);
   return result;
 }
@@ -108,8 +111,9 @@ Resources parse_resources(std::string_view log) {
   r.spill_load_bytes = number_before(log, " bytes spill loads");
   r.stack_bytes = number_before(log, " bytes stack frame");
   r.static_shared_bytes = number_before(log, " bytes smem");
-  r.wgmma_serialized = log.find("(C751") != std::string_view::npos || log.find("C7510") != std::string_view::npos ||
-                       log.find("wgmma.mma_async instructions are serialized") != std::string_view::npos;
+  r.wgmma_serialized =
+      log.find("(C751") != std::string_view::npos || log.find("C7510") != std::string_view::npos ||
+      log.find("wgmma.mma_async instructions are serialized") != std::string_view::npos;
   return r;
 }
 
@@ -121,8 +125,9 @@ CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target, b
   const Resources r = parse_resources(result.log);
   if (strict && (r.spill_store_bytes != 0 || r.spill_load_bytes != 0 || r.wgmma_serialized)) {
     throw Error(ErrorKind::failed, fmt::format("{} kernel for {}", spec_family(spec), target.name),
-                r.wgmma_serialized ? "the compiler serialised its wgmma instructions"
-                                   : fmt::format("it spills {} bytes of registers", r.spill_store_bytes),
+                r.wgmma_serialized
+                    ? "the compiler serialised its wgmma instructions"
+                    : fmt::format("it spills {} bytes of registers", r.spill_store_bytes),
                 "this is a fault of Quern: please report it with the output of quern cache show");
   }
   CompiledKernel kernel;

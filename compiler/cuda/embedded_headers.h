@@ -5,7 +5,8 @@
 
 namespace quern::cuda {
 
-/// A device header (templates/cuda, templates/spec) as it was when Quern was built. Both end with a zero.
+/// A device header (templates/cuda, templates/spec) as it was when Quern was built. Both end with a
+/// zero.
 struct EmbeddedHeader {
   std::string_view name;  ///< As it is included: "templates/cuda/gemm.cuh".
   std::string_view text;

@@ -46,7 +46,8 @@ class Initialisers {
   std::string print(const T& value) const {
     if constexpr (std::is_array_v<T>) {
       std::string list = "{";
-      for (const auto& item : value) list += fmt::format("{}{}", list.size() > 1 ? ", " : "", print(item));
+      for (const auto& item : value)
+        list += fmt::format("{}{}", list.size() > 1 ? ", " : "", print(item));
       return list + "}";
     } else if constexpr (std::is_enum_v<T>) {
       return fmt::format("{}::{}", enum_type_name<T>(), spec_name(value));
@@ -56,7 +57,8 @@ class Initialisers {
       return fmt::format("{}", value);
     } else {
       Flat flat;
-      T::fields(value, [&](std::string_view name, const auto& field) { flat.add(name, print(field)); });
+      T::fields(value,
+                [&](std::string_view name, const auto& field) { flat.add(name, print(field)); });
       return flat.text();
     }
   }
@@ -86,7 +88,8 @@ std::string emit(const S& spec, std::string_view type) {
       "\n"
       "using QuernKernel = quern::cuda::Kernel<quern::spec::quern_spec>;\n"
       "\n"
-      "extern \"C\" __global__ void __launch_bounds__(QuernKernel::threads, QuernKernel::min_blocks)\n"
+      "extern \"C\" __global__ void __launch_bounds__(QuernKernel::threads, "
+      "QuernKernel::min_blocks)\n"
       "quern_kernel(const __grid_constant__ quern::cuda::KernelArgs args) {{\n"
       "  QuernKernel::run(args);\n"
       "}}\n",
@@ -122,7 +125,8 @@ std::string_view header_text(std::string_view name) {
   for (const EmbeddedHeader& header : embedded_headers()) {
     if (header.name == name) return header.text;
   }
-  throw Error(ErrorKind::failed, fmt::format("device header '{}'", name), "this build of Quern has none such");
+  throw Error(ErrorKind::failed, fmt::format("device header '{}'", name),
+              "this build of Quern has none such");
 }
 
 std::vector<std::string> header_closure(std::string_view source) {
@@ -132,7 +136,8 @@ std::vector<std::string> header_closure(std::string_view source) {
     std::string_view text = open.back();
     open.pop_back();
     constexpr std::string_view directive = "#include \"";
-    for (size_t at = text.find(directive); at != std::string_view::npos; at = text.find(directive, at + 1)) {
+    for (size_t at = text.find(directive); at != std::string_view::npos;
+         at = text.find(directive, at + 1)) {
       const size_t begin = at + directive.size(), end = text.find('"', begin);
       if (end == std::string_view::npos) break;
       std::string name(text.substr(begin, end - begin));

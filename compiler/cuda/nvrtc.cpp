@@ -12,7 +12,8 @@
 
 namespace quern::cuda {
 
-// NVRTC's C interface as its documentation gives it; declared here because no CUDA header may be needed.
+// NVRTC's C interface as its documentation gives it; declared here because no CUDA header may be
+// needed.
 struct Nvrtc::Functions {
   using Program = void*;
   int (*version)(int*, int*);
@@ -31,14 +32,16 @@ struct Nvrtc::Functions {
 namespace {
 
 constexpr std::string_view remedy =
-    "install the CUDA toolkit 12 or 13, or the PyPI package nvidia-cuda-nvrtc and set QUERN_NVRTC to its libnvrtc.so.13";
+    "install the CUDA toolkit 12 or 13, or the PyPI package nvidia-cuda-nvrtc and set QUERN_NVRTC "
+    "to its libnvrtc.so.13";
 
 std::vector<std::filesystem::path> candidates() {
   std::vector<std::filesystem::path> paths;
   if (const char* given = std::getenv("QUERN_NVRTC"); given != nullptr && *given != '\0') {
     return {given};  // What the user names is what is used.
   }
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) paths.emplace_back(name);
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"})
+    paths.emplace_back(name);
   for (const char* root : {"/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12"}) {
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
       paths.push_back(std::filesystem::path(root) / "lib64" / name);
@@ -51,7 +54,8 @@ template <class F>
 void bind(void* library, const char* symbol, F& function) {
   function = reinterpret_cast<F>(dlsym(library, symbol));
   if (function == nullptr) {
-    throw Error(ErrorKind::failed, "NVRTC", fmt::format("the library has no function {}", symbol), remedy);
+    throw Error(ErrorKind::failed, "NVRTC", fmt::format("the library has no function {}", symbol),
+                remedy);
   }
 }
 
@@ -83,8 +87,9 @@ Nvrtc Nvrtc::load() {
   if (library == nullptr) {
     const char* given = std::getenv("QUERN_NVRTC");
     throw Error(ErrorKind::failed, "NVRTC",
-                given != nullptr && *given != '\0' ? fmt::format("QUERN_NVRTC={} cannot be loaded ({})", given, last)
-                                                   : "libnvrtc was not found on this machine",
+                given != nullptr && *given != '\0'
+                    ? fmt::format("QUERN_NVRTC={} cannot be loaded ({})", given, last)
+                    : "libnvrtc was not found on this machine",
                 remedy);
   }
   static Functions functions;
@@ -102,8 +107,8 @@ Nvrtc Nvrtc::load() {
   functions.version(&nvrtc.major_, &nvrtc.minor_);
   if (nvrtc.major_ < 12) {
     throw Error(ErrorKind::failed, "NVRTC",
-                fmt::format("{} is version {}.{}, Quern needs 12.0 or newer", nvrtc.path_.string(), nvrtc.major_,
-                            nvrtc.minor_),
+                fmt::format("{} is version {}.{}, Quern needs 12.0 or newer", nvrtc.path_.string(),
+                            nvrtc.major_, nvrtc.minor_),
                 remedy);
   }
   nvrtc.functions_ = &functions;
@@ -127,11 +132,13 @@ std::string Nvrtc::problem() {
   }
 }
 
-std::string Nvrtc::version() const { return fmt::format("{}.{}", major_, minor_); }
+std::string Nvrtc::version() const {
+  return fmt::format("{}.{}", major_, minor_);
+}
 
 Nvrtc::Result Nvrtc::compile(const std::string& source, const std::string& name,
-                             const std::vector<Header>& headers, const std::vector<std::string>& options,
-                             bool want_ptx) const {
+                             const std::vector<Header>& headers,
+                             const std::vector<std::string>& options, bool want_ptx) const {
   std::vector<const char*> header_texts, header_names, option_texts;
   for (const Header& header : headers) {
     header_texts.push_back(header.text);
@@ -140,8 +147,9 @@ Nvrtc::Result Nvrtc::compile(const std::string& source, const std::string& name,
   for (const std::string& option : options) option_texts.push_back(option.c_str());
   Functions::Program program = nullptr;
   Result result;
-  int status = functions_->create(&program, source.c_str(), name.c_str(), static_cast<int>(headers.size()),
-                                  header_texts.data(), header_names.data());
+  int status =
+      functions_->create(&program, source.c_str(), name.c_str(), static_cast<int>(headers.size()),
+                         header_texts.data(), header_names.data());
   if (status != 0) {
     result.problem = functions_->error_string(status);
     return result;

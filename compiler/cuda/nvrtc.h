@@ -8,12 +8,13 @@
 
 namespace quern::cuda {
 
-/// NVIDIA's run-time compiler, loaded when it is first needed. Looked for at QUERN_NVRTC (a file), then by the
-/// names libnvrtc.so.13, .12 and libnvrtc.so where the loader finds them, then in /usr/local/cuda*/lib64.
+/// NVIDIA's run-time compiler, loaded when it is first needed. Looked for at QUERN_NVRTC (a file),
+/// then by the names libnvrtc.so.13, .12 and libnvrtc.so where the loader finds them, then in
+/// /usr/local/cuda*/lib64.
 class Nvrtc {
  public:
-  /// The loaded library. Throws Error (`failed`) with a remedy where there is none or it is too old (before
-  /// 12.0); the same error every time, until a library can be loaded.
+  /// The loaded library. Throws Error (`failed`) with a remedy where there is none or it is too old
+  /// (before 12.0); the same error every time, until a library can be loaded.
   static const Nvrtc& get();
   /// What is wrong, or empty where `get` succeeds: for `quern doctor`.
   static std::string problem();
@@ -36,8 +37,9 @@ class Nvrtc {
     std::string ptx;
   };
   /// Compiles one translation unit. Thread-safe.
-  Result compile(const std::string& source, const std::string& name, const std::vector<Header>& headers,
-                 const std::vector<std::string>& options, bool want_ptx) const;
+  Result compile(const std::string& source, const std::string& name,
+                 const std::vector<Header>& headers, const std::vector<std::string>& options,
+                 bool want_ptx) const;
 
  private:
   Nvrtc() = default;

@@ -1,0 +1,241 @@
+#pragma once
+
+#include "templates/cuda/ptx/convert.cuh"
+#include "templates/spec/types.h"
+
+// Weight cells of 16 rows and their decoders (docs/gpu.md, "Layouts"). A decoder gives the A fragments of one 64-K plane: sixteen
+// registers, four for each k16 step, of rows g = lane / 4 and g + 8. Every weight is
+// rn_f16(2^s_w * fma_f32(d * sc, q, -dmin * m)) and the like: one rounding.
+
+namespace quern::cuda {
+
+using spec::QuantType;
+using spec::u32;
+
+template <QuantType type>
+struct Cell;  // k, header_bytes, plane_bytes; Scales; decode
+
+using Fragments = u32[4][4];
+
+/// Bytes of a cell.
+template <QuantType type>
+__host__ __device__ constexpr u32 cell_bytes() {
+  return Cell<type>::header_bytes + Cell<type>::k / 64 * Cell<type>::plane_bytes;
+}
+
+namespace detail {
+
+__device__ __forceinline__ float byte_as_float(u32 bytes, u32 high, u32 selector) {
+  return __uint_as_float(__byte_perm(bytes, high, selector));
+}
+
+/// Fragments of one k16 step from 4-byte groups of codes: `even` holds the codes of nibbles 0 2 4 6 (row g: k 2t, 2t+8 in its
+/// low half, 2t+1, 2t+9 in its high half), `odd` those of row g + 8. `value(bytes, i)` decodes code i of a group.
+template <class Low, class High>
+__device__ __forceinline__ void fragments_of(u32 even, u32 odd, Low low, High high, u32 (&a)[4]) {
+  a[0] = ptx::cvt_rn_f16x2_f32(low(even, 0), low(even, 2));
+  a[1] = ptx::cvt_rn_f16x2_f32(high(odd, 0), high(odd, 2));
+  a[2] = ptx::cvt_rn_f16x2_f32(low(even, 1), low(even, 3));
+  a[3] = ptx::cvt_rn_f16x2_f32(high(odd, 1), high(odd, 3));
+}
+
+/// Code i of a group whose bytes have bit 7 set: 1 + (byte & 127) / 128, exactly.
+__device__ __forceinline__ float one_plus_128th(u32 bytes, int i) {
+  return byte_as_float(bytes, 0x3f000000u, 0x7044u + (static_cast<u32>(i) << 8));
+}
+/// Code i of a group: the byte, exactly (2^23 + byte, less 2^23).
+__device__ __forceinline__ float whole_byte(u32 bytes, int i) {
+  return byte_as_float(bytes, 0x4b000000u, 0x7650u + static_cast<u32>(i)) - 8388608.0f;
+}
+
+/// d, dmin and six-bit scales and minima of Q4_K and Q5_K. Lane t of a quad holds groups 2t and 2t + 1 of rows g and g + 8.
+struct KScales {
+  float scale[2][2], minimum[2][2];  ///< [row g, g + 8][group 2t, 2t + 1]; minima negated
+
+  __device__ __forceinline__ void load(const unsigned char* cell, u32 lane, float weight_scale) {
+    const u32 g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) {
+      const u32* row = reinterpret_cast<const u32*>(cell + (g + 8 * h) * 16);
+      const u32 dd = row[0];
+      const float d = ptx::cvt_f32_f16(static_cast<unsigned short>(dd)) * weight_scale;
+      const float dmin = ptx::cvt_f32_f16(static_cast<unsigned short>(dd >> 16)) * -weight_scale;
+      const u32 bit = 24 * t, word = bit >> 5;
+      const u32 bits = __funnelshift_r(row[1 + word], word < 2 ? row[2 + word] : 0u, bit & 31);
+      scale[h][0] = d * static_cast<float>(bits & 63);
+      scale[h][1] = d * static_cast<float>((bits >> 6) & 63);
+      minimum[h][0] = dmin * static_cast<float>((bits >> 12) & 63);
+      minimum[h][1] = dmin * static_cast<float>((bits >> 18) & 63);
+    }
+  }
+  struct Pair {
+    float scale, minimum;
+  };
+  /// Group 2 * plane + half of row g + 8 * h, from the lane of the quad that holds it.
+  __device__ __forceinline__ Pair group(u32 plane, u32 half, u32 h, u32 lane) const {
+    const u32 source = (lane & ~3u) | plane;
+    return {__shfl_sync(~0u, scale[h][half], source), __shfl_sync(~0u, minimum[h][half], source)};
+  }
+};
+
+struct NoScales {
+  __device__ __forceinline__ void load(const unsigned char*, u32, float) {}
+};
+
+}  // namespace detail
+
+template <>
+struct Cell<QuantType::f16> {
+  static constexpr u32 k = 64, header_bytes = 0, plane_bytes = 2048;
+  using Scales = detail::NoScales;
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane, float,
+                                                Fragments& a) {
+#pragma unroll
+    for (u32 s = 0; s < 4; ++s) {
+      const uint4 v = reinterpret_cast<const uint4*>(cell)[s * 32 + lane];
+      a[s][0] = v.x, a[s][1] = v.y, a[s][2] = v.z, a[s][3] = v.w;
+    }
+  }
+};
+
+template <>
+struct Cell<QuantType::q4_k> {
+  static constexpr u32 k = 256, header_bytes = 256, plane_bytes = 512;
+  using Scales = detail::KScales;
+  static __device__ __forceinline__ void step(u32 w, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
+    auto value = [](Scales::Pair s) {
+      return [s](u32 bytes, int i) { return fmaf(s.scale, detail::whole_byte(bytes, i), s.minimum); };
+    };
+    detail::fragments_of(w & 0x0f0f0f0fu, (w >> 4) & 0x0f0f0f0fu, value(low), value(high), a);
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales& scales, u32 plane, u32 lane,
+                                                float, Fragments& a) {
+    const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes + plane * plane_bytes)[lane];
+    Scales::Pair low = scales.group(plane, 0, 0, lane), high = scales.group(plane, 0, 1, lane);
+    step(v.x, low, high, a[0]);
+    step(v.y, low, high, a[1]);
+    low = scales.group(plane, 1, 0, lane), high = scales.group(plane, 1, 1, lane);
+    step(v.z, low, high, a[2]);
+    step(v.w, low, high, a[3]);
+  }
+};
+
+template <>
+struct Cell<QuantType::q5_k> {
+  static constexpr u32 k = 256, header_bytes = 256, plane_bytes = 640;
+  using Scales = detail::KScales;
+  /// `high_bits`: bit n is the fifth bit of nibble n.
+  static __device__ __forceinline__ void step(u32 w, u32 high_bits, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
+    auto value = [](Scales::Pair s) {
+      return [s](u32 bytes, int i) { return fmaf(s.scale, detail::whole_byte(bytes, i), s.minimum); };
+    };
+    const u32 even = (high_bits & 1u) << 4 | (high_bits & 4u) << 10 | (high_bits & 16u) << 16 | (high_bits & 64u) << 22;
+    const u32 odd = (high_bits & 2u) << 3 | (high_bits & 8u) << 9 | (high_bits & 32u) << 15 | (high_bits & 128u) << 21;
+    detail::fragments_of((w & 0x0f0f0f0fu) | even, ((w >> 4) & 0x0f0f0f0fu) | odd, value(low), value(high), a);
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales& scales, u32 plane, u32 lane,
+                                                float, Fragments& a) {
+    const unsigned char* data = cell + header_bytes + plane * plane_bytes;
+    const uint4 v = reinterpret_cast<const uint4*>(data)[lane];
+    const u32 bits = reinterpret_cast<const u32*>(data + 512)[lane];
+    Scales::Pair low = scales.group(plane, 0, 0, lane), high = scales.group(plane, 0, 1, lane);
+    step(v.x, bits & 255, low, high, a[0]);
+    step(v.y, (bits >> 8) & 255, low, high, a[1]);
+    low = scales.group(plane, 1, 0, lane), high = scales.group(plane, 1, 1, lane);
+    step(v.z, (bits >> 16) & 255, low, high, a[2]);
+    step(v.w, bits >> 24, low, high, a[3]);
+  }
+};
+
+template <>
+struct Cell<QuantType::q6_k> {
+  static constexpr u32 k = 256, header_bytes = 288, plane_bytes = 768;
+  using Scales = detail::NoScales;
+  /// `pairs`: bits 2n and 2n + 1 are the high bits of nibble n. With v = 1 + q / 128: (128 s) v - 160 s = s (q - 32), and
+  /// 160 s is exact (19 + 3 bits), so there is one rounding.
+  static __device__ __forceinline__ void step(u32 w, u32 pairs, float low, float high, u32 (&a)[4]) {
+    const u32 even = (pairs & 0x3u) << 4 | (pairs & 0x30u) << 8 | (pairs & 0x300u) << 12 | (pairs & 0x3000u) << 16;
+    const u32 odd = (pairs & 0xcu) << 2 | (pairs & 0xc0u) << 6 | (pairs & 0xc00u) << 10 | (pairs & 0xc000u) << 14;
+    auto value = [](float s) {
+      const float s128 = s * 128.0f, s160 = s * -160.0f;
+      return [s128, s160](u32 bytes, int i) { return fmaf(s128, detail::one_plus_128th(bytes, i), s160); };
+    };
+    detail::fragments_of((w & 0x0f0f0f0fu) | even | 0x80808080u, ((w >> 4) & 0x0f0f0f0fu) | odd | 0x80808080u,
+                         value(low), value(high), a);
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32 plane, u32 lane,
+                                                float weight_scale, Fragments& a) {
+    const unsigned char* data = cell + header_bytes + plane * plane_bytes;
+    const uint4 v = reinterpret_cast<const uint4*>(data)[lane];
+    const uint2 h = reinterpret_cast<const uint2*>(data + 512)[lane];
+    const u32 g = lane >> 2;
+    const unsigned short* d = reinterpret_cast<const unsigned short*>(cell + 256);
+    const float dl = ptx::cvt_f32_f16(d[g]) * weight_scale, dh = ptx::cvt_f32_f16(d[g + 8]) * weight_scale;
+    const char4 sl = *reinterpret_cast<const char4*>(cell + g * 16 + 4 * plane);
+    const char4 sh = *reinterpret_cast<const char4*>(cell + (g + 8) * 16 + 4 * plane);
+    step(v.x, h.x & 0xffffu, dl * sl.x, dh * sh.x, a[0]);
+    step(v.y, h.x >> 16, dl * sl.y, dh * sh.y, a[1]);
+    step(v.z, h.y & 0xffffu, dl * sl.z, dh * sh.z, a[2]);
+    step(v.w, h.y >> 16, dl * sl.w, dh * sh.w, a[3]);
+  }
+};
+
+template <>
+struct Cell<QuantType::q4_0> {
+  static constexpr u32 k = 64, header_bytes = 64, plane_bytes = 512;
+  using Scales = detail::NoScales;
+  /// (128 d) v - 136 d = d (q - 8) with v = 1 + q / 128; 136 d is exact.
+  static __device__ __forceinline__ void step(u32 w, float low, float high, u32 (&a)[4]) {
+    auto value = [](float d) {
+      const float d128 = d * 128.0f, d136 = d * -136.0f;
+      return [d128, d136](u32 bytes, int i) { return fmaf(d128, detail::one_plus_128th(bytes, i), d136); };
+    };
+    detail::fragments_of((w & 0x0f0f0f0fu) | 0x80808080u, ((w >> 4) & 0x0f0f0f0fu) | 0x80808080u, value(low),
+                         value(high), a);
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane,
+                                                float weight_scale, Fragments& a) {
+    const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes)[lane];
+    const u32 g = lane >> 2;
+    const u32 dl = reinterpret_cast<const u32*>(cell)[g], dh = reinterpret_cast<const u32*>(cell)[g + 8];
+    auto scale = [&](u32 pair, u32 block) {
+      return ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * block))) * weight_scale;
+    };
+    step(v.x, scale(dl, 0), scale(dh, 0), a[0]);
+    step(v.y, scale(dl, 0), scale(dh, 0), a[1]);
+    step(v.z, scale(dl, 1), scale(dh, 1), a[2]);
+    step(v.w, scale(dl, 1), scale(dh, 1), a[3]);
+  }
+};
+
+template <>
+struct Cell<QuantType::q8_0> {
+  static constexpr u32 k = 64, header_bytes = 64, plane_bytes = 1024;
+  using Scales = detail::NoScales;
+  /// Bytes are q + 128. With v = 1 + byte / 32768: (32768 d) v - 32896 d = d q; 32896 d is exact (11 + 9 bits).
+  static __device__ __forceinline__ void step(u32 low_bytes, u32 high_bytes, float low, float high, u32 (&a)[4]) {
+    auto value = [](float d) {
+      const float scale = d * 32768.0f, offset = d * -32896.0f;
+      return [scale, offset](u32 bytes, int i) {
+        return fmaf(scale, detail::byte_as_float(bytes, 0x3f800000u, 0x7604u + (static_cast<u32>(i) << 4)), offset);
+      };
+    };
+    detail::fragments_of(low_bytes, high_bytes, value(low), value(high), a);
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane,
+                                                float weight_scale, Fragments& a) {
+    const uint4* data = reinterpret_cast<const uint4*>(cell + header_bytes);
+    const uint4 v = data[lane], w = data[32 + lane];
+    const u32 g = lane >> 2;
+    const u32 dl = reinterpret_cast<const u32*>(cell)[g], dh = reinterpret_cast<const u32*>(cell)[g + 8];
+    auto scale = [&](u32 pair, u32 block) {
+      return ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * block))) * weight_scale;
+    };
+    step(v.x, v.y, scale(dl, 0), scale(dh, 0), a[0]);
+    step(v.z, v.w, scale(dl, 0), scale(dh, 0), a[1]);
+    step(w.x, w.y, scale(dl, 1), scale(dh, 1), a[2]);
+    step(w.z, w.w, scale(dl, 1), scale(dh, 1), a[3]);
+  }
+};
+
+}  // namespace quern::cuda

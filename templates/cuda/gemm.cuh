@@ -1,0 +1,69 @@
+#pragma once
+
+#include "templates/cuda/gemm/tile.cuh"
+#include "templates/cuda/gemm/vector.cuh"
+
+namespace quern::cuda {
+
+/// Entry of the GEMM family on the mma tier: finds the segment of the block's rows, then runs the tile or the decode kernel.
+template <spec::GemmSpec s>
+struct Kernel {
+  static constexpr spec::LaunchShape shape = spec::launch_shape(s, 1);
+  static constexpr u32 threads = shape.threads, min_blocks = shape.min_blocks;
+  static constexpr bool decode = s.tile_tokens == 8;
+
+  static __device__ __forceinline__ void run(const KernelArgs& args) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    if constexpr (decode) {
+      run_decode(args, shared);
+    } else {
+      const u32 token0 = blockIdx.x * s.tile_tokens;
+      if (token0 >= rows_of(args)) return;
+      find_tile<0>(args, blockIdx.y, 0, token0, shared);
+    }
+  }
+
+  template <u32 segment>
+  static __device__ __forceinline__ void find_tile(const KernelArgs& args, u32 tile, u32 first_row, u32 token0,
+                                                   unsigned char* shared) {
+    constexpr u32 tiles = spec::gpu_row_tiles(s.segments[segment].rows);
+    if (tile < tiles) {
+      GemmTile<s, segment>::run(args, tile, first_row, token0, shared);
+    } else if constexpr (segment + 1 < s.n_segments) {
+      find_tile<segment + 1>(args, tile - tiles, first_row + s.segments[segment].rows, token0, shared);
+    }
+  }
+
+  static __device__ __forceinline__ void run_decode(const KernelArgs& args, unsigned char* shared) {
+    constexpr u32 roles = s.decoders + 1, slabs = (s.k + 63) / 64;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, local = warp / roles, role = warp % roles;
+    uint4* x = reinterpret_cast<uint4*>(shared);
+    unsigned char* memory = shared + slabs * 128 + local * spec::gemv_group_bytes(s);
+    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - s.decoders * 16;
+    if constexpr (s.decoders > 0) {
+      if (role == 0 && lane < s.decoders * 2) ptx::mbarrier_init(barriers + lane * 8, 1);
+    }
+    // x of one token, rearranged so that a lane's eight words of a slab lie together: [slab][t][step][low, high].
+    for (u32 i = threadIdx.x; i < slabs * 32; i += threads) {
+      const u32 word = static_cast<const u32*>(args.buffers[0])[static_cast<size_t>(i / 32) * args.operand_rows * 32 + i % 32];
+      const u32 step = i % 32 / 8, high = i % 8 / 4, t = i % 4;
+      reinterpret_cast<u32*>(x)[i / 32 * 32 + t * 8 + step * 2 + high] = word;
+    }
+    find_group<0>(args, blockIdx.x * s.tile_cells + local, 0, role, lane, x, memory, barriers);
+  }
+
+  template <u32 segment>
+  static __device__ __forceinline__ void find_group(const KernelArgs& args, u32 group, u32 first_row, u32 role, u32 lane,
+                                                    const uint4* x, unsigned char* memory, u32 barriers) {
+    constexpr u32 groups = spec::gpu_row_tiles(s.segments[segment].rows) * 8;
+    if (group < groups) {
+      GemmVector<s, segment>::run(args, group, first_row, role, lane, x, memory, barriers);
+    } else if constexpr (segment + 1 < s.n_segments) {
+      find_group<segment + 1>(args, group - groups, first_row + s.segments[segment].rows, role, lane, x, memory, barriers);
+    } else {
+      __syncthreads();  // the others of the block wait for this once
+    }
+  }
+};
+
+}  // namespace quern::cuda

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "templates/spec/types.h"
+
+namespace quern::ptx {
+
+using spec::u32;
+
+__device__ __forceinline__ void mbarrier_init(u32 shared, u32 count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared), "r"(count) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(u32 shared) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared) : "memory");
+}
+/// Waits for the phase of this parity to complete.
+__device__ __forceinline__ void mbarrier_wait(u32 shared, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(shared),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace quern::ptx
