@@ -231,8 +231,10 @@ class Interpreter {
       for (uint32_t e = 0; e < op.n_expert; ++e) row[e] /= sum;
       std::vector<uint32_t> order(op.n_expert);
       std::iota(order.begin(), order.end(), 0);
-      // Stable: of equal experts the one with the lower index comes first.
-      std::ranges::stable_sort(order, [&](uint32_t a, uint32_t b) { return row[a] > row[b]; });
+      // Of equal experts the one with the lower index comes first.
+      std::ranges::sort(order, [&](uint32_t left, uint32_t right) {
+        return row[left] != row[right] ? row[left] > row[right] : left < right;
+      });
       double used = 0;
       for (uint32_t s = 0; s < op.n_used; ++s) used += row[order[s]];
       const double divisor = op.renormalise ? std::max(used, 6.103515625e-5) : 1;
