@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/cpu/cpu_loader.h"
+#include "runtime/cpu/thread_pool.h"
+#include "runtime/engine.h"
+#include "runtime/executor.h"
+#include "runtime/weights.h"
+
+namespace quern {
+
+/// Members in the order in which they depend on each other.
+struct Engine::Impl {
+  Impl(gguf::File model_file, Plan model_plan, uint32_t threads)
+      : file(std::move(model_file)), plan(std::move(model_plan)), pool(threads) {}
+
+  gguf::File file;
+  const Plan plan;
+  LoadStats stats;
+  cpu::ThreadPool pool;
+  cpu::KernelLoader loader;
+  std::vector<cpu::KernelFunction> kernels;
+  std::optional<Weights> weights;
+  std::optional<Executor> executor;
+  std::string state_fingerprint;
+};
+
+}  // namespace quern

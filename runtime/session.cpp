@@ -1,0 +1,224 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/error.h"
+#include "runtime/engine_impl.h"
+#include "runtime/state_image.h"
+
+namespace quern {
+
+struct Session::Impl {
+  explicit Impl(std::shared_ptr<Engine> owner);
+
+  const Plan& plan() const { return engine->plan(); }
+  void require_sound() const;
+  void check_tokens(std::span<const TokenId> tokens, uint32_t start) const;
+  void check_rows(std::span<const uint32_t> rows, size_t n_tokens) const;
+  void run(std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
+           const std::function<void(uint32_t row, std::span<const float> logits)>& on_row);
+  void collect_launches();
+
+  std::shared_ptr<Engine> engine;
+  ZeroedMemory state;
+  ZeroedMemory logits;
+  BoundSteps steps;
+  uint32_t position = 0;
+  bool failed = false;
+  std::string failure;
+  std::vector<std::pair<std::string, uint32_t>> launches;
+  Progress progress;
+};
+
+Session::Impl::Impl(std::shared_ptr<Engine> owner) : engine(std::move(owner)) {
+  const uint64_t logits_bytes = uint64_t{plan().max_outputs} * plan().vocabulary * sizeof(float);
+  require_memory(plan().state_bytes + logits_bytes, "state of the session");
+  state = ZeroedMemory(plan().state_bytes, "state of the session");
+  logits = ZeroedMemory(logits_bytes, "logits of the session");
+  steps = engine->impl_->executor->bind(state.data(), reinterpret_cast<float*>(logits.data()));
+}
+
+void Session::Impl::require_sound() const {
+  if (!failed) return;
+  throw Error(ErrorKind::failed, "session", fmt::format("an earlier call failed ({})", failure),
+              "reset it and feed the tokens again");
+}
+
+void Session::Impl::check_tokens(std::span<const TokenId> tokens, uint32_t start) const {
+  if (tokens.empty()) {
+    throw Error(ErrorKind::usage, "tokens", "the list is empty", "give at least one token");
+  }
+  if (start != position) {
+    throw Error(ErrorKind::usage, fmt::format("start position {}", start),
+                fmt::format("the session stands at {}", position),
+                "feed from where it stands, or reset it");
+  }
+  const uint32_t context = plan().options.context;
+  if (tokens.size() > context - position) {
+    throw Error(ErrorKind::usage, fmt::format("{} tokens at position {}", tokens.size(), position),
+                fmt::format("the context has room for {}", context - position),
+                "give fewer tokens or a larger --ctx");
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= plan().vocabulary) {
+      throw Error(ErrorKind::usage, fmt::format("token {} (number {})", tokens[i], i),
+                  fmt::format("the vocabulary has ids from 0 to {}", plan().vocabulary - 1),
+                  "check the token ids");
+    }
+  }
+}
+
+void Session::Impl::check_rows(std::span<const uint32_t> rows, size_t n_tokens) const {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] >= n_tokens || (i > 0 && rows[i] <= rows[i - 1])) {
+      throw Error(ErrorKind::usage, fmt::format("row {}", rows[i]),
+                  fmt::format("rows must ascend and lie below the {} tokens", n_tokens),
+                  "sort them and give each once");
+    }
+  }
+}
+
+void Session::Impl::collect_launches() {
+  launches.clear();
+  const auto& names = engine->impl_->executor->launch_names();
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (steps.launches[i] > 0) launches.emplace_back(names[i], steps.launches[i]);
+  }
+  std::sort(launches.begin(), launches.end());
+}
+
+void Session::Impl::run(
+    std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
+    const std::function<void(uint32_t row, std::span<const float> logits)>& on_row) {
+  const uint32_t size = chunk == 0 ? plan().options.chunk : std::min(chunk, plan().options.chunk);
+  std::fill(steps.launches.begin(), steps.launches.end(), 0);
+  std::vector<int32_t> outputs;
+  size_t row = 0;
+  bool cut = false;
+  for (size_t begin = 0; begin < tokens.size();) {
+    size_t end = std::min<size_t>(tokens.size(), begin + size);
+    // A chunk gives at most max_outputs rows: it ends where one more would be wanted.
+    if (row + plan().max_outputs < rows.size() && rows[row + plan().max_outputs] < end) {
+      end = rows[row + plan().max_outputs];
+      cut = true;
+    }
+    outputs.clear();
+    for (size_t r = row; r < rows.size() && rows[r] < end; ++r) {
+      outputs.push_back(static_cast<int32_t>(rows[r] - begin));
+    }
+    engine->impl_->executor->run(steps, {.tokens = tokens.subspan(begin, end - begin),
+                                         .outputs = outputs,
+                                         .start_position = position});
+    position += static_cast<uint32_t>(end - begin);
+    const auto* values = reinterpret_cast<const float*>(logits.data());
+    for (size_t i = 0; i < outputs.size(); ++i, ++row) {
+      on_row(rows[row], std::span(values + i * plan().vocabulary, plan().vocabulary));
+    }
+    begin = end;
+    if (progress) progress("prefill", begin, tokens.size());
+  }
+  if (cut) {
+    spdlog::debug("chunks were cut: the plan gives logits of {} rows of a chunk",
+                  plan().max_outputs);
+  }
+}
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::~Session() = default;
+
+std::unique_ptr<Session> Engine::new_session() {
+  return std::unique_ptr<Session>(new Session(std::make_unique<Session::Impl>(shared_from_this())));
+}
+
+uint32_t Session::position() const {
+  return impl_->position;
+}
+uint32_t Session::capacity() const {
+  return impl_->plan().options.context;
+}
+
+void Session::feed(std::span<const TokenId> tokens, uint32_t start, std::span<const uint32_t> rows,
+                   uint32_t chunk,
+                   const std::function<void(uint32_t row, std::span<const float> logits)>& on_row) {
+  impl_->require_sound();
+  impl_->check_tokens(tokens, start);
+  impl_->check_rows(rows, tokens.size());
+  try {
+    impl_->run(tokens, rows, chunk, on_row);
+  } catch (const std::exception& error) {
+    impl_->failed = true;
+    impl_->failure = error.what();
+    impl_->collect_launches();
+    throw;
+  }
+  impl_->collect_launches();
+}
+
+std::vector<float> Session::feed(std::span<const TokenId> tokens, uint32_t start, OutputRows rows,
+                                 uint32_t chunk) {
+  std::vector<uint32_t> wanted;
+  if (rows == OutputRows::all) {
+    const uint32_t largest =
+        chunk == 0 ? impl_->plan().options.chunk : std::min(chunk, impl_->plan().options.chunk);
+    if (std::min<size_t>(largest, tokens.size()) > impl_->plan().max_outputs) {
+      throw Error(ErrorKind::usage, "logits of every token",
+                  fmt::format("the plan gives them for {} of a chunk", impl_->plan().max_outputs),
+                  "make the plan with all_logits");
+    }
+    wanted.resize(tokens.size());
+    std::iota(wanted.begin(), wanted.end(), 0U);
+  } else if (rows == OutputRows::last && !tokens.empty()) {
+    wanted.push_back(static_cast<uint32_t>(tokens.size() - 1));
+  }
+  std::vector<float> logits;
+  logits.reserve(wanted.size() * impl_->plan().vocabulary);
+  feed(tokens, start, wanted, chunk, [&logits](uint32_t, std::span<const float> row) {
+    logits.insert(logits.end(), row.begin(), row.end());
+  });
+  return logits;
+}
+
+void Session::reset() {
+  impl_->state.clear();
+  impl_->position = 0;
+  impl_->failed = false;
+  impl_->failure.clear();
+}
+
+std::unique_ptr<Session> Session::branch() const {
+  impl_->require_sound();
+  auto other = impl_->engine->new_session();
+  copy_nonzero(impl_->state.bytes(), other->impl_->state.bytes());
+  other->impl_->position = impl_->position;
+  return other;
+}
+
+std::vector<std::byte> Session::save() const {
+  impl_->require_sound();
+  return encode_state(impl_->state.bytes(), impl_->engine->impl_->state_fingerprint,
+                      impl_->position);
+}
+
+void Session::restore(std::span<const std::byte> image) {
+  impl_->require_sound();
+  const StateImage decoded =
+      decode_state(image, impl_->engine->impl_->state_fingerprint, impl_->state.size(), capacity());
+  impl_->state.clear();
+  for (const StateImage::Run& run : decoded.runs) {
+    std::copy(run.bytes.begin(), run.bytes.end(),
+              impl_->state.data() + static_cast<ptrdiff_t>(run.offset));
+  }
+  impl_->position = decoded.position;
+}
+
+const std::vector<std::pair<std::string, uint32_t>>& Session::last_launches() const {
+  return impl_->launches;
+}
+
+void Session::set_progress(Progress progress) {
+  impl_->progress = std::move(progress);
+}
+
+}  // namespace quern
