@@ -13,6 +13,7 @@ enum class AttentionPath : u32 { flash = 0, wave = 1 };
 /// Buffers: 0 q rows (`q_row_width` floats a token, heads at q_offset); 1 K cache; 2 V cache;
 /// 3 out [tokens][n_head * value_dim]; 4 gate rows or null: with `gate`, out *= sigmoid(gate), gate row
 /// width and offset as given.
+/// On the GPU tiers q is f16 [token][n_head * head_dim] and out an f16 operand; templates/cuda/attention names the other buffers.
 struct AttentionSpec {
   static constexpr const char* family = "attention";
 
@@ -33,6 +34,7 @@ struct AttentionSpec {
   u32 block_keys = 64;
   u32 segment_keys = 1024;
   Tier tier = Tier::cpu;
+  u32 decode = 0;           ///< GPU tiers: the kernel of one token, its segments in parallel; same bits.
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -53,6 +55,7 @@ struct AttentionSpec {
     v("block_keys", s.block_keys);
     v("segment_keys", s.segment_keys);
     v("tier", s.tier);
+    v("decode", s.decode);
   }
 };
 
