@@ -121,7 +121,7 @@ struct ModelLine {
 
 ModelLine describe(const gguf::File& file, const Plan& plan) {
   ModelLine line;
-  line.name = plan.architecture + " " + plan.model_name;
+  line.name = fmt::format("{} {}", plan.architecture, plan.model_name);
   for (const gguf::Tensor& tensor : file.tensors()) {
     line.bytes += tensor.data.size();
     line.parameters += tensor.elements();
@@ -153,25 +153,31 @@ ordered_json row_to_json(const Result& result, const Engine& engine, const Model
 }
 
 std::string md_row(const ordered_json& row) {
-  return fmt::format("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |\n",
-                     row["model"].get<std::string>(), human_bytes(row["model_size"]),
-                     human_count(row["model_n_params"]),
-                     row["backend"].get<std::string>() + " " + row["target"].get<std::string>(),
-                     row["n_threads"].get<uint32_t>(), row["test"].get<std::string>(),
-                     row["avg_ts"].get<double>(), row["stddev_ts"].get<double>());
+  return fmt::format(
+      "| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f} |\n", row["model"].get<std::string>(),
+      human_bytes(row["model_size"]), human_count(row["model_n_params"]),
+      fmt::format("{} {}", row["backend"].get<std::string>(), row["target"].get<std::string>()),
+      row["n_threads"].get<uint32_t>(), row["test"].get<std::string>(), row["avg_ts"].get<double>(),
+      row["stddev_ts"].get<double>());
+}
+
+std::string csv_cell(std::string_view text) {
+  std::string cell = "\"";
+  for (const char c : text) cell.append(c == '"' ? 2 : 1, c);
+  cell.push_back('"');
+  return cell;
 }
 
 std::string csv_row(const ordered_json& row, bool header) {
   std::string line;
   for (const auto& [key, value] : row.items()) {
     if (value.is_array()) continue;
-    std::string cell = header ? key : value.is_string() ? value.get<std::string>() : value.dump();
-    for (size_t at = cell.find('"'); at != std::string::npos; at = cell.find('"', at + 2)) {
-      cell.insert(at, "\"");
-    }
-    line += fmt::format("{}\"{}\"", line.empty() ? "" : ",", cell);
+    if (!line.empty()) line.push_back(',');
+    const bool plain = !header && value.is_string();
+    line.append(csv_cell(header ? key : plain ? value.get<std::string>() : value.dump()));
   }
-  return line + "\n";
+  line.push_back('\n');
+  return line;
 }
 
 int run_bench(BenchFlags flags) {

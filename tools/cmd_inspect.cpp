@@ -36,17 +36,22 @@ struct Inspection {
 };
 
 Inspection inspect(const InspectFlags& flags) {
-  Inspection result{gguf::File::open(flags.model), {}, {}, {}};
+  // Types that Quern does not decode are shown too; opening the file to run it then says so.
+  Inspection result{gguf::File::open(flags.model, gguf::TensorTypes::any), {}, {}, {}};
   const PlanOptions options = flags.plan.options();
   const Target target = target_of_device(options.device);
   try {
-    result.graph = build_graph(result.file);
+    result.graph = build_graph(gguf::File::open(flags.model));
     result.plan = make_plan(*result.graph, options, target);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::usage) throw;
     result.problem = error;
   }
   return result;
+}
+
+std::string type_name(QuantType type) {
+  return gguf_type_name(static_cast<uint32_t>(type));
 }
 
 struct MixRow {
@@ -56,7 +61,7 @@ struct MixRow {
 std::map<std::string, MixRow> quant_mix(const gguf::File& file) {
   std::map<std::string, MixRow> mix;
   for (const gguf::Tensor& tensor : file.tensors()) {
-    MixRow& row = mix[std::string(quant_traits(tensor.type).name)];
+    MixRow& row = mix[type_name(tensor.type)];
     ++row.tensors;
     row.values += tensor.elements();
     row.bytes += tensor.data.size();
@@ -165,7 +170,7 @@ ordered_json to_json(const Inspection& inspection) {
   json["tensors"] = ordered_json::array();
   for (const gguf::Tensor& tensor : file.tensors()) {
     json["tensors"].push_back({{"name", tensor.name},
-                               {"type", quant_traits(tensor.type).name},
+                               {"type", type_name(tensor.type)},
                                {"shape", tensor.shape},
                                {"bytes", tensor.data.size()}});
   }
@@ -202,10 +207,12 @@ void print_text(const ordered_json& json, bool tensors) {
   const auto& tokenizer = json["tokenizer"];
   line("tokenizer",
        fmt::format("{}{}{}", tokenizer["kind"].get<std::string>(),
-                   tokenizer["pre"].is_null() ? "" : " / " + tokenizer["pre"].get<std::string>(),
+                   tokenizer["pre"].is_null()
+                       ? std::string()
+                       : fmt::format(" / {}", tokenizer["pre"].get<std::string>()),
                    tokenizer["chat"].is_null()
                        ? ", no chat template"
-                       : ", chat template " + tokenizer["chat"].get<std::string>()));
+                       : fmt::format(", chat template {}", tokenizer["chat"].get<std::string>())));
   if (const auto& plan = json["plan"]; !plan.is_null()) {
     const auto& capacity = plan["capacity"];
     line("plan", fmt::format("{} steps, {} kernels for {}; context {}, chunk {}, KV {}, {}",
