@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <string_view>
+
+#include "models/sha256_compress.h"
 
 namespace quern {
 namespace {
@@ -39,6 +42,21 @@ TEST(sha256, does_not_depend_on_how_the_data_is_cut) {
       }
       ASSERT_EQ(digest.hex(), whole) << length << " bytes in pieces of " << piece;
     }
+  }
+}
+
+TEST(sha256, the_processors_instructions_give_the_portable_state) {
+  if (!sha256::has_instructions()) GTEST_SKIP() << "this processor has no SHA instructions";
+  std::mt19937 random(1);
+  for (int round = 0; round < 1000; ++round) {
+    sha256::State portable;
+    for (uint32_t& word : portable) word = static_cast<uint32_t>(random());
+    std::array<std::byte, 64> block;
+    for (std::byte& byte : block) byte = static_cast<std::byte>(random());
+    sha256::State fast = portable;
+    sha256::compress_portable(portable, block.data());
+    sha256::compress_x86(fast, block.data());
+    ASSERT_EQ(fast, portable) << "round " << round << " of seed 1";
   }
 }
 
