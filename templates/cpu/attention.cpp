@@ -98,14 +98,17 @@ template <KvType type>
 void attend_segment(const TileContext<type>& context, KeyRange keys, const SoftmaxState& state) {
   clear(state, context.tile.rows());
   for_blocks(keys, [&](KeyRange block) {
-    const auto step = [&](u32 row, u32 rows, const KeyRange* own, const auto& operands) {
-      const Strided scores = context.scores.at(row, 0);
-      for (u32 r = 0; r < rows; ++r) {
-        if (!own[r].empty()) softmax_row(state.from_row(row + r), scores.at(r, 0).data, own[r]);
+    const BlockOperands operands = open_block(context, block);
+    score_block(context, block, operands.keys);
+    for_row_groups(context.tile, block, [&](const RowGroup& group) {
+      for (u32 r = 0; r < group.rows; ++r) {
+        if (group.keys[r].empty()) continue;
+        softmax_row(state.from_row(group.row + r), context.scores.at(group.row + r, 0).data,
+                    group.keys[r]);
       }
-      add_values(rows, own, scores, operands.values, state.from_row(row));
-    };
-    with_block(context, block, step);
+      add_values(group.rows, group.keys, context.scores.at(group.row, 0), operands.values,
+                 state.from_row(group.row));
+    });
   });
   collapse(state, context.tile.rows());
 }
@@ -171,19 +174,23 @@ void wave_tile(const KernelArgs* args, const AttentionScratch& layout, const Til
   clear(state, tile.rows());
   for (u32 pass = 0; pass < 2; ++pass) {
     for_blocks(keys, [&](KeyRange block) {
-      with_block(context, block, [&](u32 row, u32 rows, const KeyRange* own, const auto& operands) {
-        const Strided scores = context.scores.at(row, 0);
-        for (u32 r = 0; r < rows; ++r) {
-          if (own[r].empty()) continue;
-          float& maximum = state.maximum[row + r];
-          const float largest = mask_row(scores.at(r, 0).data, own[r]);
+      const BlockOperands operands = open_block(context, block);
+      score_block(context, block, operands.keys);
+      for_row_groups(tile, block, [&](const RowGroup& group) {
+        for (u32 r = 0; r < group.rows; ++r) {
+          if (group.keys[r].empty()) continue;
+          const u32 row = group.row + r;
+          float* scores = context.scores.at(row, 0).data;
+          const float largest = mask_row(scores, group.keys[r]);
           if (pass == 0) {
-            maximum = largest > maximum ? largest : maximum;
+            state.maximum[row] = largest > state.maximum[row] ? largest : state.maximum[row];
           } else {
-            exponentiate(scores.at(r, 0).data, own[r], maximum, state.sums + (row + r) * lanes);
+            exponentiate(scores, group.keys[r], state.maximum[row], state.sums + row * lanes);
           }
         }
-        if (pass == 1) add_values(rows, own, scores, operands.values, state.from_row(row));
+        if (pass == 0) return;
+        add_values(group.rows, group.keys, context.scores.at(group.row, 0), operands.values,
+                   state.from_row(group.row));
       });
     });
   }

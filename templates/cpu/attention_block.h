@@ -6,6 +6,7 @@
 #include "templates/cpu/abi.h"
 #include "templates/cpu/attention_scratch.h"
 #include "templates/cpu/attention_tiles.h"
+#include "templates/cpu/kv_cache.h"
 #include "templates/cpu/mutants.h"
 
 extern "C" const quern::spec::AttentionSpec quern_spec;
@@ -88,13 +89,41 @@ struct TileContext {
   float* decoded_values;
 };
 
-/// K and V of one block, decoded or as they lie in the cache; key j of the block is cache key base
-/// + j.
-template <KvType type>
+/// K and V of one block in f32; key j of the block is step j of `values`.
 struct BlockOperands {
-  KeyOperand<type> keys;
-  ValueOperand<type> values;
+  Vectors keys, values;
 };
+
+/// The block's K and V: decoded to scratch, which every row of the tile then reads, or as they lie
+/// in an f32 cache.
+template <KvType type>
+QUERN_INLINE BlockOperands open_block(const TileContext<type>& context, KeyRange block) {
+  const u32 group = block.begin / kv_group_keys;
+  const u32 key_width = context.keys.padded, value_width = context.values.padded;
+  if constexpr (type == KvType::f32) {
+    const float* keys = context.keys.plane.values;
+    const float* values = context.values.plane.values;
+    return {{keys + static_cast<u64>(group) * key_width * lanes, lanes, key_width * lanes},
+            {values + static_cast<u64>(block.begin) * value_width, value_width, lanes}};
+  } else {
+    const u32 groups = ceil_div(block.end - block.begin, kv_group_keys);
+    for (u32 g = 0; g < groups; ++g) {
+      for (u32 k = 0; k < quern_spec.head_dim; ++k) {
+        store_f32(context.decoded_keys + (g * key_width + k) * lanes,
+                  context.keys.at(group + g, k));
+      }
+    }
+    const u32 columns = ceil_div(quern_spec.value_dim, lanes);
+    for (u32 j = 0; j < block.end - block.begin; ++j) {
+      for (u32 c = 0; c < columns; ++c) {
+        store_f32(context.decoded_values + j * value_width + c * lanes,
+                  context.values.at(block.begin + j, c));
+      }
+    }
+    return {{context.decoded_keys, lanes, key_width * lanes},
+            {context.decoded_values, value_width, lanes}};
+  }
+}
 
 /// scale * s, soft-capped, for the 16 keys from `first` of the block; -inf outside `keys`.
 QUERN_INLINE f32x16 masked_scores(const float* scores, u32 first, KeyRange keys) {
@@ -150,15 +179,13 @@ QUERN_INLINE void softmax_row(const SoftmaxState& row, float* scores, KeyRange k
 /// Adds p V of `rows` rows, each over its own keys in ascending order. Keys that all rows see go
 /// through the wide tile; those at the edges row by row, since a masked key may not even add a zero
 /// (-0 + 0 = 0).
-template <class V>
-inline void add_values(u32 rows, const KeyRange* keys, Strided p, const V& values,
+inline void add_values(u32 rows, const KeyRange* keys, Strided p, Vectors values,
                        const SoftmaxState& state) {
   const u32 columns = ceil_div(quern_spec.value_dim, lanes);
   const auto add = [&](u32 row, u32 count, KeyRange range) {
     if (range.empty()) return;
-    const V from{values.reader, values.key + range.begin, 0};
-    chains<true>(count, p.at(row, range.begin), from, range.end - range.begin, columns,
-                 {state.out_of(row), state.out_width});
+    chains<Product::output>(count, p.at(row, range.begin), values.at(range.begin, 0),
+                            range.end - range.begin, columns, {state.out_of(row), state.out_width});
   };
   KeyRange shared = keys[0];
   for (u32 r = 1; r < rows; ++r) shared = shared.within(keys[r]);
@@ -168,60 +195,36 @@ inline void add_values(u32 rows, const KeyRange* keys, Strided p, const V& value
   for (u32 r = 0; r < rows; ++r) add(r, 1, {max_of(shared.end, keys[r].begin), keys[r].end});
 }
 
-/// Calls step(first row, rows, keys, scores, operands) for each group of up to six rows that see
-/// keys of the block, its raw scores computed; `keys` are block-relative, one range a row.
-template <KvType type, class Context, class Step>
-QUERN_INLINE void for_row_groups(const Context& context, KeyRange block,
-                                 const BlockOperands<type>& operands, Step step) {
-  const Tile& tile = context.tile;
+/// Up to chain_rows rows of a tile and the keys of a block that each sees, relative to the block.
+struct RowGroup {
+  u32 row, rows;
+  KeyRange keys[chain_rows];
+};
+
+template <class Body>
+QUERN_INLINE void for_row_groups(const Tile& tile, KeyRange block, Body body) {
   for (u32 row = 0; row < tile.rows(); row += chain_rows) {
-    const u32 rows = min_of(chain_rows, tile.rows() - row);
-    const KeyRange seen = tile.keys_of(row, row + rows - 1).within(block);
-    if (seen.empty()) continue;
-    const u32 first = (seen.begin - block.begin) / lanes;
-    const u32 end = ceil_div(seen.end - block.begin, lanes);
-    chains<false>(rows, context.query.at(row, 0), operands.keys.from_column(first),
-                  quern_spec.head_dim, end - first, context.scores.at(row, first * lanes));
-    KeyRange keys[chain_rows];
-    for (u32 r = 0; r < rows; ++r) {
+    RowGroup group{row, min_of(chain_rows, tile.rows() - row), {}};
+    if (tile.keys_of(row, row + group.rows - 1).within(block).empty()) continue;
+    for (u32 r = 0; r < group.rows; ++r) {
       const KeyRange own = tile.keys_of(row + r).within(block);
-      keys[r] =
-          own.empty() ? KeyRange{0, 0} : KeyRange{own.begin - block.begin, own.end - block.begin};
+      if (!own.empty()) group.keys[r] = {own.begin - block.begin, own.end - block.begin};
     }
-    step(row, rows, keys, operands);
+    body(group);
   }
 }
 
-/// Rows from which a block is decoded once to scratch rather than in every tile's registers.
-inline constexpr u32 decode_rows = 2 * chain_rows + 1;
-
-/// Chooses where the block's K and V are read and calls for_row_groups.
-template <KvType type, class Step>
-inline void with_block(const TileContext<type>& context, KeyRange block, Step step) {
-  const u32 group = block.begin / kv_group_keys;
-  if (type == KvType::f32 || context.tile.rows() < decode_rows) {
-    const BlockOperands<type> direct{{context.keys, group}, {context.values, block.begin, 0}};
-    for_row_groups(context, block, direct, step);
-    return;
-  }
-  const u32 width = context.keys.padded;
-  const u32 groups = ceil_div(block.end - block.begin, kv_group_keys);
-  for (u32 g = 0; g < groups; ++g) {
-    for (u32 k = 0; k < quern_spec.head_dim; ++k) {
-      store_f32(context.decoded_keys + (g * width + k) * lanes, context.keys.at(group + g, k));
-    }
-  }
-  const u32 columns = ceil_div(quern_spec.value_dim, lanes);
-  for (u32 j = 0; j < block.end - block.begin; ++j) {
-    float* out = context.decoded_values + j * context.values.padded;
-    for (u32 c = 0; c < columns; ++c) {
-      store_f32(out + c * lanes, context.values.at(block.begin + j, c));
-    }
-  }
-  const BlockOperands<KvType::f32> decoded{
-      {{{context.decoded_keys}, width}, 0},
-      {{{context.decoded_values}, context.values.padded}, 0, 0}};
-  for_row_groups(context, block, decoded, step);
+/// Raw scores q k of every row for the groups of 16 keys that its row group sees.
+template <KvType type>
+inline void score_block(const TileContext<type>& context, KeyRange block, Vectors keys) {
+  for_row_groups(context.tile, block, [&](const RowGroup& group) {
+    const KeyRange seen = context.tile.keys_of(group.row, group.row + group.rows - 1).within(block);
+    const u32 first = (seen.begin - block.begin) / lanes;
+    const u32 end = ceil_div(seen.end - block.begin, lanes);
+    chains<Product::scores>(group.rows, context.query.at(group.row, 0), keys.at(0, first),
+                            quern_spec.head_dim, end - first,
+                            context.scores.at(group.row, first * lanes));
+  });
 }
 
 }  // namespace quern::cpu

@@ -4,29 +4,11 @@
 // vectors. Which tile computes an element changes no bits: an element is one chain in ascending
 // order.
 
-#include "templates/cpu/kv_cache.h"
+#include "templates/cpu/math.h"
 
 namespace quern::cpu {
 
-/// B of the scores: k is the dim, column c the c-th group of 16 keys.
-template <KvType type>
-struct KeyOperand {
-  KeyReader<type> reader;
-  u32 group;
-  QUERN_INLINE f32x16 at(u32 k, u32 c) const { return reader.at(group + c, k); }
-  QUERN_INLINE KeyOperand from_column(u32 c) const { return {reader, group + c}; }
-};
-
-/// B of the output: k is the key, column c the c-th 16 dims.
-template <KvType type>
-struct ValueOperand {
-  ValueReader<type> reader;
-  u32 key, column;
-  QUERN_INLINE f32x16 at(u32 k, u32 c) const { return reader.at(key + k, column + c); }
-  QUERN_INLINE ValueOperand from_column(u32 c) const { return {reader, key, column + c}; }
-};
-
-/// Rows of the left operand and of the result, `stride` floats apart.
+/// Rows of an operand or a result, `stride` floats apart.
 struct Strided {
   float* data;
   u32 stride;
@@ -35,22 +17,37 @@ struct Strided {
   }
 };
 
-/// out[r][16 c + lane] (resume: +)= sum over k ascending of a[r][k] * b(k, c)[lane].
-template <u32 rows, u32 columns, bool resume, class B>
-[[gnu::noinline]] void chain_tile(Strided a, const B& operand, u32 n, Strided out) {
-  const B b = operand;
+/// The right operand: vector c of step k lies at data + k * step + c * column.
+struct Vectors {
+  const float* data;
+  u32 step, column;
+  QUERN_INLINE Vectors at(u32 k, u32 c) const {
+    return {data + static_cast<u64>(k) * step + static_cast<u64>(c) * column, step, column};
+  }
+};
+
+/// The two products. Each gets tiles of its own, so that LLVM knows their strides.
+enum class Product {
+  scores,  ///< q K: steps are dims, columns groups of 16 keys; starts from zero.
+  output,  ///< p V: steps are keys, columns 16 dims; continues from what is there.
+};
+
+/// out[r][16 c + lane] (+)= sum over k ascending of a[r][k] * b(k, c)[lane].
+template <Product product, u32 rows, u32 columns>
+[[gnu::noinline]] void chain_tile(Strided a, Vectors b, u32 n, Strided out) {
   f32x16 acc[rows][columns];
 #pragma clang loop unroll(full)
   for (u32 r = 0; r < rows; ++r) {
 #pragma clang loop unroll(full)
     for (u32 c = 0; c < columns; ++c) {
-      acc[r][c] = resume ? load_f32(out.at(r, c * lanes).data) : splat(0.0f);
+      acc[r][c] = product == Product::output ? load_f32(out.at(r, c * lanes).data) : splat(0.0f);
     }
   }
+#pragma clang loop unroll(disable)
   for (u32 k = 0; k < n; ++k) {
     f32x16 column[columns];
 #pragma clang loop unroll(full)
-    for (u32 c = 0; c < columns; ++c) column[c] = b.at(k, c);
+    for (u32 c = 0; c < columns; ++c) column[c] = load_f32(b.at(k, c).data);
 #pragma clang loop unroll(full)
     for (u32 r = 0; r < rows; ++r) {
       const f32x16 x = splat(a.at(r, k).data[0]);
@@ -68,44 +65,39 @@ template <u32 rows, u32 columns, bool resume, class B>
 /// Rows of the widest tile: 6 x 4 accumulators, 4 columns and a broadcast fit 32 registers.
 inline constexpr u32 chain_rows = 6;
 
-template <u32 rows, bool resume, class B>
-QUERN_INLINE void chain_columns(Strided a, const B& b, u32 n, u32 columns, Strided out) {
+template <Product product, u32 rows>
+QUERN_INLINE void chain_columns(Strided a, Vectors b, u32 n, u32 columns, Strided out) {
+  constexpr u32 wide = rows <= 2 ? 8 : 4;  // Few rows need more columns to hide a chain's latency.
   u32 c = 0;
-  if constexpr (rows <= 2) {  // Few rows need more columns to hide the latency of a chain.
-    for (; c + 8 <= columns; c += 8) {
-      chain_tile<rows, 8, resume>(a, b.from_column(c), n, out.at(0, c * lanes));
-    }
+  for (; c + wide <= columns; c += wide) {
+    chain_tile<product, rows, wide>(a, b.at(0, c), n, out.at(0, c * lanes));
   }
-  for (; c + 4 <= columns; c += 4) {
-    chain_tile<rows, 4, resume>(a, b.from_column(c), n, out.at(0, c * lanes));
+  for (; c < columns; ++c) {
+    chain_tile<product, rows, 1>(a, b.at(0, c), n, out.at(0, c * lanes));
   }
-  for (; c + 2 <= columns; c += 2) {
-    chain_tile<rows, 2, resume>(a, b.from_column(c), n, out.at(0, c * lanes));
-  }
-  if (c < columns) chain_tile<rows, 1, resume>(a, b.from_column(c), n, out.at(0, c * lanes));
 }
 
 /// The same for 1 to chain_rows rows and any number of columns.
-template <bool resume, class B>
-inline void chains(u32 rows, Strided a, const B& b, u32 n, u32 columns, Strided out) {
+template <Product product>
+[[gnu::noinline]] void chains(u32 rows, Strided a, Vectors b, u32 n, u32 columns, Strided out) {
   switch (rows) {
     case 1:
-      chain_columns<1, resume>(a, b, n, columns, out);
+      chain_columns<product, 1>(a, b, n, columns, out);
       break;
     case 2:
-      chain_columns<2, resume>(a, b, n, columns, out);
+      chain_columns<product, 2>(a, b, n, columns, out);
       break;
     case 3:
-      chain_columns<3, resume>(a, b, n, columns, out);
+      chain_columns<product, 3>(a, b, n, columns, out);
       break;
     case 4:
-      chain_columns<4, resume>(a, b, n, columns, out);
+      chain_columns<product, 4>(a, b, n, columns, out);
       break;
     case 5:
-      chain_columns<5, resume>(a, b, n, columns, out);
+      chain_columns<product, 5>(a, b, n, columns, out);
       break;
     default:
-      chain_columns<6, resume>(a, b, n, columns, out);
+      chain_columns<product, 6>(a, b, n, columns, out);
       break;
   }
 }

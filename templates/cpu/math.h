@@ -58,15 +58,15 @@ inline float rms_scale(const float* x, u32 n, float eps) {
 
 /// log(1 + e^x), and x itself above 20. With t = e^-|x|: max(x, 0) + 2 atanh(t / (2 + t)), whose
 /// series in z^2 <= 1/9 needs no logarithm.
-inline float softplus(float x) {
-  if (x > 20.0f) return x;
-  const float t = exp(x < 0 ? x : -x);
-  const float z = t / (2.0f + t);
-  const float z2 = z * z;
-  float p = 1.0f / 17.0f;
-  for (u32 d = 15; d > 1; d -= 2) p = fma(p, z2, 1.0f / static_cast<float>(d));
-  const float log1p = 2.0f * fma(p * z2, z, z);
-  return (x > 0 ? x : 0.0f) + log1p;
+QUERN_INLINE f32x16 softplus(f32x16 x) {
+  const f32x16 t = exp(select(x < splat(0.0f), x, -x));
+  const f32x16 z = t / (splat(2.0f) + t);
+  const f32x16 z2 = z * z;
+  f32x16 p = splat(1.0f / 17.0f);
+#pragma clang loop unroll(full)
+  for (u32 d = 15; d > 1; d -= 2) p = fma(p, z2, splat(1.0f / static_cast<float>(d)));
+  const f32x16 log1p = splat(2.0f) * fma(p * z2, z, z);
+  return select(x > splat(20.0f), x, select(x > splat(0.0f), x, splat(0.0f)) + log1p);
 }
 
 }  // namespace quern::cpu

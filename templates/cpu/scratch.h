@@ -4,6 +4,7 @@
 
 #include "templates/cpu/attention_scratch.h"
 #include "templates/cpu/delta_scratch.h"
+#include "templates/cpu/router_scratch.h"
 
 namespace quern::cpu {
 
@@ -12,6 +13,9 @@ constexpr unsigned long worker_scratch_bytes(const spec::AttentionSpec& s) {
 }
 constexpr unsigned long worker_scratch_bytes(const spec::DeltaSpec& s) {
   return delta_scratch_bytes(s);
+}
+constexpr unsigned long worker_scratch_bytes(const spec::RouterSpec& s) {
+  return router_scratch_bytes(s);
 }
 
 }  // namespace quern::cpu
