@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -17,20 +17,6 @@ namespace quern {
 namespace {
 
 constexpr double mib = 1024.0 * 1024.0;
-
-/// KV types from the widest to the narrowest, by bytes a value (a q8_0 block of 32 takes 34).
-constexpr std::array<std::pair<spec::KvType, double>, 4> kv_widths = {
-    {{spec::KvType::f32, 4.0},
-     {spec::KvType::f16, 2.0},
-     {spec::KvType::bf16, 2.0},
-     {spec::KvType::q8_0, 1.0625}}};
-
-double width_of(const std::string& kv) {
-  for (const auto& [type, width] : kv_widths) {
-    if (spec_name(type) == kv) return width;
-  }
-  return 0;
-}
 
 class Planner {
  public:
@@ -159,19 +145,21 @@ CapacityReport check_capacity(const ModelGraph& graph, const PlanOptions& option
   CapacityReport report;
   report.account = planner.account(resolved.context, resolved.kv);
 
-  std::vector<spec::KvType> types;
-  std::vector<uint64_t> totals;
-  for (const auto& [type, width] : kv_widths) {
-    if (width >= width_of(resolved.kv)) continue;
-    types.push_back(type);
-    totals.push_back(planner.account(resolved.context, std::string(spec_name(type))).total());
+  // By what they take and not by their bits: q8_0 pads small heads to whole blocks.
+  std::vector<std::pair<uint64_t, spec::KvType>> smaller;
+  for (const auto& [type, name] : SpecNames<spec::KvType>::table) {
+    const uint64_t total = planner.account(resolved.context, std::string(name)).total();
+    if (total < report.account.total()) smaller.emplace_back(total, type);
   }
+  std::ranges::stable_sort(smaller, std::greater<>(), &std::pair<uint64_t, spec::KvType>::first);
+  std::vector<uint64_t> totals;
+  for (const auto& candidate : smaller) totals.push_back(candidate.first);
   report.verdict = classify(report.account.total(), totals, memory);
   const uint64_t empty = std::max(memory.total, memory.free);
   if (report.verdict == Verdict::needs_smaller_kv) {
-    for (size_t i = types.size(); i-- > 0;) {
-      if (totals[i] <= empty) report.smaller_kv = types[i];
-    }
+    const auto widest =
+        std::ranges::find_if(totals, [&](uint64_t bytes) { return bytes <= empty; });
+    report.smaller_kv = smaller[static_cast<size_t>(widest - totals.begin())].second;
   }
   report.largest_context = planner.largest_context(resolved.kv, memory.free);
   report.largest_context_when_freed = planner.largest_context(resolved.kv, empty);

@@ -34,7 +34,8 @@ struct CapacityReport {
   uint32_t largest_context = 0;
   /// The largest such context on an empty device (`total`).
   uint32_t largest_context_when_freed = 0;
-  /// The widest KV type that makes it fit the empty device; set for needs_smaller_kv alone.
+  /// The KV type that takes the most of those that take less and fit the empty device; set for
+  /// needs_smaller_kv alone.
   std::optional<spec::KvType> smaller_kv;
   std::string explanation;  ///< One line: what is needed, what there is, what to do.
 };

@@ -204,6 +204,8 @@ double readable_double(float value) {
   const double exact = static_cast<double>(value);
   if (!std::isfinite(value)) return exact;
   const double shown = std::strtod(fmt::format("{}", value).c_str(), nullptr);
+  // The largest f32's short decimal lies beyond it.
+  if (std::fabs(shown) > std::numeric_limits<float>::max()) return exact;
   return static_cast<float>(shown) == value ? shown : exact;
 }
 

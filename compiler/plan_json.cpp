@@ -144,10 +144,10 @@ class Cursor {
     if (found == json_.end()) Cursor(json_, std::move(path)).refuse("missing");
     return {*found, std::move(path)};
   }
-  /// Refuses an object with other fields than the `count` that its reader asks for.
+  /// Refuses an object with more fields than the `count` that its reader then asks for by name.
   void has_only(size_t count) const {
     if (!json_.is_object()) refuse("not an object");
-    if (json_.size() != count) refuse("holds fields that a plan does not have, or lacks some");
+    if (json_.size() > count) refuse("holds fields that a plan does not have");
   }
 
   uint64_t u64() const {
@@ -363,7 +363,7 @@ Plan plan_from_json(std::string_view text, std::string_view name) {
   const OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   const Cursor c(json, std::string(name), ": ");
   if (json.is_discarded()) c.refuse("the text is not JSON");
-  if (!json.is_object() || !json.contains("quern_plan")) c.refuse("the text is no Quern plan");
+  if (!json.is_object() || !json.contains("quern_plan")) c.refuse("the text is no Quern plan: it has no quern_plan version");
   const uint64_t version = c.at("quern_plan").u64();
   if (version != Plan::version) {
     c.at("quern_plan")

@@ -167,7 +167,7 @@ void Fuser::lower_norm(size_t node, ValueId residual, size_t result) {
                         .residual = adds ? 1u : 0u},
          {x, w, y, r, {}}, nodes,
          adds ? "the norm's rows are added to the residual as they are made"
-              : "its input comes from more than one kernel or row");
+              : "it needs a whole row, and no tile of the kernel before it holds one");
 }
 
 void Fuser::lower_gated_norm(size_t node) {

@@ -55,9 +55,10 @@ void Fuser::lower_route(size_t node) {
          "logits, softmax and the choice of experts are one kernel");
   routing.offsets = make_buffer(name + " offsets", 0, expert_bytes + sizeof(int32_t), selected);
   routing.pairs = make_buffer(name + " pairs", used_bytes, 0, selected);
-  launch(spec::GroupSpec{.n_expert = route.n_expert, .n_used = route.n_used},
-         {routing.ids, routing.offsets, routing.pairs}, {node},
-         "a chunk's tokens are grouped so that each used expert is decoded once");
+  launch_named(names_of({node}) + " group",
+               spec::GroupSpec{.n_expert = route.n_expert, .n_used = route.n_used},
+               {routing.ids, routing.offsets, routing.pairs}, node,
+               "a chunk's tokens are grouped so that each used expert is decoded once");
   routings_[value] = routing;
 }
 
@@ -83,10 +84,10 @@ void Fuser::lower_experts(size_t node) {
                        .in_per_pair = 0};
   up.segments[0] = {to_spec(experts.gate.type), rows};
   up.segments[1] = {to_spec(experts.up.type), static_cast<uint32_t>(experts.up.rows)};
-  launch(up,
-         {dense(inputs[0], node), hidden, routing.offsets, routing.pairs, packed(experts.gate),
-          packed(experts.up)},
-         {node}, "gate and up of all used experts are one grouped GEMM");
+  launch_named(names_of({node}) + " gate + up", up,
+               {dense(inputs[0], node), hidden, routing.offsets, routing.pairs,
+                packed(experts.gate), packed(experts.up)},
+               node, "gate and up of all used experts are one grouped GEMM");
 
   const auto out_rows = static_cast<uint32_t>(experts.down.rows);
   const BufferRef parts = make_buffer(name + " parts", pair_bytes * out_rows, 0, selected);
@@ -97,8 +98,9 @@ void Fuser::lower_experts(size_t node) {
                          .n_used = experts.n_used,
                          .in_per_pair = 1};
   down.segments[0] = {to_spec(experts.down.type), out_rows};
-  launch(down, {hidden, parts, routing.offsets, routing.pairs, packed(experts.down)}, {node},
-         "down of all used experts is one grouped GEMM");
+  launch_named(names_of({node}) + " down", down,
+               {hidden, parts, routing.offsets, routing.pairs, packed(experts.down)}, node,
+               "down of all used experts is one grouped GEMM");
 
   const auto start = experts_residual_.find(node);
   const bool adds = start != experts_residual_.end();

@@ -118,19 +118,23 @@ TEST(Spec, every_field_of_every_family_changes_text_and_digest_and_survives_the_
   EXPECT_EQ(families, 14u);
 }
 
-TEST(Spec, text_of_a_gemm_is_stable) {
+TEST(Spec, text_is_one_line_with_the_family_first_and_enumerators_by_name) {
+  spec::RouterSpec router;
+  router.type = spec::QuantType::q8_0;
+  router.k = 2048;
+  router.n_expert = 128;
+  router.n_used = 8;
+  router.renormalise = 1;
+  router.weights_scale = 0.1f;
+  EXPECT_TRUE(spec_to_text(router).starts_with(
+      R"({"family":"router","type":"q8_0","k":2048,"n_expert":128,"n_used":8,"renormalise":1,)"
+      R"("weights_scale":0.1)"))
+      << spec_to_text(router);
   spec::GemmSpec gemm;
-  gemm.segments[0] = {spec::QuantType::q4_k, 4096};
   gemm.segments[1] = {spec::QuantType::q6_k, 1024};
-  gemm.n_segments = 2;
-  gemm.k = 4096;
-  gemm.epilogue = spec::Epilogue::residual;
-  EXPECT_EQ(
-      spec_to_text(gemm),
-      R"({"family":"gemm","segments":[{"type":"q4_k","rows":4096},{"type":"q6_k","rows":1024},)"
-      R"({"type":"f32","rows":0},{"type":"f32","rows":0}],"n_segments":2,"k":4096,)"
-      R"("epilogue":"residual","bias":0,"softcap":0.0,"tile_tokens":6,"tile_cells":4,)"
-      R"("k_block":256,"gemv_max_tokens":2})");
+  EXPECT_TRUE(spec_to_text(gemm).starts_with(
+      R"({"family":"gemm","segments":[{"type":"f32","rows":0},{"type":"q6_k","rows":1024},)"))
+      << spec_to_text(gemm);
 }
 
 TEST(Spec, floats_are_written_short_and_read_back_to_the_same_bits) {
