@@ -142,6 +142,10 @@ struct Contradiction {
   std::string needle;
 };
 
+void PrintTo(const Contradiction& contradiction, std::ostream* out) {
+  *out << contradiction.name;
+}
+
 class split_contradiction : public testing::TestWithParam<Contradiction> {};
 
 TEST_P(split_contradiction, is_refused_with_the_key) {
