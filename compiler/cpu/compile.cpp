@@ -6,11 +6,6 @@
 #include <llvm/IR/Verifier.h>
 #include <llvm/Passes/PassBuilder.h>
 #include <llvm/Support/raw_ostream.h>
-#include <llvm/Transforms/IPO/GlobalDCE.h>
-#include <llvm/Transforms/Scalar/EarlyCSE.h>
-#include <llvm/Transforms/Scalar/SCCP.h>
-#include <llvm/Transforms/Scalar/SROA.h>
-#include <llvm/Transforms/Scalar/SimplifyCFG.h>
 
 #include <chrono>
 #include <string>
@@ -25,8 +20,7 @@
 namespace quern::cpu {
 namespace {
 
-/// Folds what the spec decides and drops the branches and functions that it rules out (a template
-/// carries every quant type and tile), then runs LLVM's O3 pipeline on the rest.
+/// Runs LLVM's O3 pipeline.
 void optimise(SpecialisedModule& specialised) {
   llvm::LoopAnalysisManager loops;
   llvm::FunctionAnalysisManager functions;
@@ -42,15 +36,8 @@ void optimise(SpecialisedModule& specialised) {
   builder.registerLoopAnalyses(loops);
   builder.crossRegisterProxies(loops, functions, call_graph, modules);
 
-  llvm::FunctionPassManager fold;
-  fold.addPass(llvm::SROAPass(llvm::SROAOptions::ModifyCFG));
-  fold.addPass(llvm::EarlyCSEPass());
-  fold.addPass(llvm::SCCPPass());
-  fold.addPass(llvm::SimplifyCFGPass());
-  llvm::ModulePassManager pipeline;
-  pipeline.addPass(llvm::createModuleToFunctionPassAdaptor(std::move(fold)));
-  pipeline.addPass(llvm::GlobalDCEPass());
-  pipeline.addPass(builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3));
+  llvm::ModulePassManager pipeline =
+      builder.buildPerModuleDefaultPipeline(llvm::OptimizationLevel::O3);
   pipeline.run(*specialised.module, modules);
 }
 

@@ -16,6 +16,7 @@
 #include <llvm/Target/TargetOptions.h>
 
 #include "compiler/cpu/bitcode.h"
+#include "compiler/cpu/reach.h"
 #include "models/error.h"
 #include "templates/cpu/abi.h"
 
@@ -53,6 +54,7 @@ std::unique_ptr<llvm::TargetMachine> make_machine(std::string_view family, const
   return std::unique_ptr<llvm::TargetMachine>(machine);
 }
 
+/// The spec's fields in order; it is an aggregate of 32-bit fields without padding.
 std::vector<uint32_t> spec_words(const spec::AnySpec& spec) {
   return std::visit(
       [](const auto& s) {
@@ -65,17 +67,41 @@ std::vector<uint32_t> spec_words(const spec::AnySpec& spec) {
       spec);
 }
 
-/// Replaces the declaration of the spec by a constant with the spec's bytes.
-void set_spec(llvm::Module& module, const spec::AnySpec& spec) {
+/// A constant of `type` from the words at `next`, which moves on past them.
+llvm::Constant* constant_from_words(llvm::Type* type, const uint32_t*& next) {
+  llvm::LLVMContext& context = type->getContext();
+  if (auto* aggregate = llvm::dyn_cast<llvm::StructType>(type)) {
+    std::vector<llvm::Constant*> fields;
+    for (llvm::Type* field : aggregate->elements())
+      fields.push_back(constant_from_words(field, next));
+    return llvm::ConstantStruct::get(aggregate, fields);
+  }
+  if (auto* array = llvm::dyn_cast<llvm::ArrayType>(type)) {
+    std::vector<llvm::Constant*> items;
+    for (uint64_t i = 0; i < array->getNumElements(); ++i) {
+      items.push_back(constant_from_words(array->getElementType(), next));
+    }
+    return llvm::ConstantArray::get(array, items);
+  }
+  const llvm::APInt word(32, *next++);
+  if (type->isFloatTy()) {
+    return llvm::ConstantFP::get(context, llvm::APFloat(llvm::APFloat::IEEEsingle(), word));
+  }
+  return llvm::ConstantInt::get(context, word);
+}
+
+/// Gives the declared spec its value.
+void set_spec(llvm::Module& module, std::string_view family, const spec::AnySpec& spec) {
   llvm::GlobalVariable* declared = module.getGlobalVariable(kSpecSymbol, true);
   if (declared == nullptr) return;  // A template that reads nothing of its spec.
   const std::vector<uint32_t> words = spec_words(spec);
-  llvm::Constant* value = llvm::ConstantDataArray::get(module.getContext(), words);
-  auto* constant = new llvm::GlobalVariable(module, value->getType(), true,
-                                            llvm::GlobalValue::InternalLinkage, value, "spec");
-  constant->setAlignment(llvm::Align(4));
-  declared->replaceAllUsesWith(constant);
-  declared->eraseFromParent();
+  if (module.getDataLayout().getTypeAllocSize(declared->getValueType()) != 4 * words.size()) {
+    fail(family, "the template and the compiler disagree about its spec");
+  }
+  const uint32_t* next = words.data();
+  declared->setInitializer(constant_from_words(declared->getValueType(), next));
+  declared->setConstant(true);
+  declared->setLinkage(llvm::GlobalValue::InternalLinkage);
 }
 
 void set_attributes(llvm::Function& function, const Target& target) {
@@ -101,21 +127,21 @@ SpecialisedModule specialise(const spec::AnySpec& spec, const Target& target) {
   result.context = std::make_unique<llvm::LLVMContext>();
   const llvm::MemoryBufferRef buffer(
       llvm::StringRef(reinterpret_cast<const char*>(row.data), row.size), row.family);
-  auto parsed = llvm::parseBitcodeFile(buffer, *result.context);
+  auto parsed = llvm::getLazyBitcodeModule(buffer, *result.context);
   if (!parsed) fail(row.family, llvm::toString(parsed.takeError()));
   result.module = std::move(*parsed);
   llvm::Module& module = *result.module;
   result.machine = make_machine(row.family, target, module.getTargetTriple());
   module.setDataLayout(result.machine->createDataLayout());
 
-  set_spec(module, spec);
+  set_spec(module, row.family, spec);
   for (llvm::Function& function : module) {
     if (function.isDeclaration()) continue;
     set_attributes(function, target);
+    function.setComdat(nullptr);
     if (function.getName() == kernel_symbol) {
       function.setVisibility(llvm::GlobalValue::DefaultVisibility);
     } else {
-      function.setComdat(nullptr);
       function.setLinkage(llvm::GlobalValue::InternalLinkage);
     }
   }
@@ -124,8 +150,9 @@ SpecialisedModule specialise(const spec::AnySpec& spec, const Target& target) {
     global.setComdat(nullptr);
     global.setLinkage(llvm::GlobalValue::InternalLinkage);
   }
-  if (module.getFunction(kernel_symbol) == nullptr)
-    fail(row.family, "its template has no entry point");
+  llvm::Function* entry = module.getFunction(kernel_symbol);
+  if (entry == nullptr) fail(row.family, "its template has no entry point");
+  if (llvm::Error error = reach(module, *entry)) fail(row.family, llvm::toString(std::move(error)));
   return result;
 }
 
