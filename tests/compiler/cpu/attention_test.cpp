@@ -124,10 +124,10 @@ struct AttentionCase {
 void check(const AttentionSpec& spec, uint32_t start, uint32_t n_tokens,
            Targets targets = Targets::native, double tolerance = 2e-5) {
   AttentionCase test(spec, start, n_tokens);
-  const auto out = expect_bits_independent(spec, n_tokens,
-                                           [&](Launcher& l, const auto& split, uint32_t workers) {
-                                             return test.run(l, split, workers);
-                                           });
+  const auto out = expect_bits_independent(
+      spec, n_tokens,
+      [&](Launcher& l, const auto& split, uint32_t workers) { return test.run(l, split, workers); },
+      targets);
   EXPECT_LE(relative_error(out, test.reference()), tolerance)
       << spec_to_text(spec) << " at " << start << " + " << n_tokens;
 }
