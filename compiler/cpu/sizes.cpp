@@ -11,7 +11,9 @@ namespace {
 /// A tile's decoded weights for one block of k, then its partial sums of every token (gemm_tile.h).
 template <class Spec>
 uint64_t tile_scratch_bytes(const Spec& spec, uint64_t max_tokens) {
-  return (spec.k_block + max_tokens) * spec.tile_cells * cell_rows * sizeof(float);
+  uint64_t values = (spec.k_block + max_tokens) * spec.tile_cells * cell_rows;
+  if constexpr (requires { spec.n_expert; }) values += list_values(spec.n_expert);
+  return values * sizeof(float);
 }
 
 }  // namespace

@@ -14,6 +14,11 @@ inline constexpr u32 cell_rows = 16;
 /// Values along K that a decoder yields at a time.
 inline constexpr u32 octet_values = 8;
 
+/// 32-bit values of the list of used experts before a tile's scratch (whole 64-byte lines).
+constexpr u32 list_values(u32 n_expert) {
+  return (n_expert + 15) / 16 * 16;
+}
+
 /// How a type's values are made of its quants ("codes"), and how a cell stores them.
 ///
 /// A cell holds 16 rows over all of K, block after block. A block holds, with the 16 rows side by

@@ -40,8 +40,9 @@ struct Rows {
 template <u32 segment>
 QUERN_INLINE CellView cells_at(const KernelArgs* args, u32 first) {
   u64 bytes = 0;
-  with_type(quern_spec.segments[segment].type,
-            [&]<QuantType T>() { bytes = cell_format(T).cell_bytes(quern_spec.k); });
+  with_type(quern_spec.segments[segment].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
+    bytes = cell_format(T).cell_bytes(quern_spec.k);
+  });
   return {static_cast<const u8*>(args->buffers[3 + segment]) + first * bytes, bytes};
 }
 
@@ -71,6 +72,9 @@ QUERN_INLINE void run_segment(const KernelArgs* args, Range range, u32 start, u3
         .y_offset = y_start + first * cell_rows,
         .n_rows = rows - first * cell_rows,
         .scratch = static_cast<float*>(args->scratch),
+        .decoded = args->params[0] != 0
+                       ? static_cast<u64*>(args->buffers[3 + 2 * quern_spec.n_segments])
+                       : nullptr,
     };
     if (glu()) {
       tile.cells[1] = cells_at<T::up>(args, first);

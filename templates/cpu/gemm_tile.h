@@ -23,6 +23,7 @@ struct TileArgs {
   u32 y_offset;          ///< Of the tile's first row in a row of y.
   u32 n_rows;            ///< Rows that exist, at most 16 a cell.
   float* scratch;        ///< Decoded weights, then partial sums.
+  u64* decoded;          ///< Null, or the tests\' count of weights decoded.
 };
 
 /// `spec` is the kernel's spec, `segment` the (gate) segment of the tile.
@@ -34,6 +35,13 @@ struct Tile {
 
   static QUERN_INLINE bool is_glu() {
     return spec.epilogue == Epilogue::swiglu || spec.epilogue == Epilogue::gelu_glu;
+  }
+
+  /// Counts weights of `n_cells` cells as decoded.
+  static QUERN_INLINE void count(const Args& args, u32 n_cells, u32 k_count) {
+    if (args.decoded == nullptr) return;
+    __atomic_fetch_add(args.decoded, static_cast<u64>(n_cells) * cell_rows * k_count,
+                       __ATOMIC_RELAXED);
   }
 
   /// Sums of cell `c` of the tile for one token, bias added.
@@ -91,17 +99,18 @@ struct Tile {
     float* partial = args.scratch + static_cast<u64>(spec.k_block) * (lanes * N);
     for (u32 k0 = 0; k0 < spec.k; k0 += spec.k_block) {
       const u32 k_count = spec.k - k0 < spec.k_block ? spec.k - k0 : spec.k_block;
-      with_type(spec.segments[segment].type, [&]<QuantType T>() {
+      with_type(spec.segments[segment].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
         decode_tile<T>(args.cells[0], halves, k0, k_count, args.scratch, lanes * N);
       });
       if (is_glu()) {
-        with_type(spec.segments[up].type, [&]<QuantType T>() {
+        with_type(spec.segments[up].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
           decode_tile<T>(args.cells[1], halves, k0, k_count, args.scratch + lanes * halves,
                          lanes * N);
         });
       }
+      count(args, N, k_count);
       u32 token = 0;
-      const auto pass = [&]<u32 M>() {
+      const auto pass = [&]<u32 M>() QUERN_INLINE_LAMBDA {
         for (; token + M <= args.n_tokens; token += M)
           group<M, N>(args, token, k0, k_count, partial);
       };
@@ -122,14 +131,15 @@ struct Tile {
 #pragma clang loop unroll(full)
     for (u32 m = 0; m < M; ++m) x[m] = args.rows.x(token + m);
     alignas(64) float sums[M][2 * lanes * N];
-    with_type(spec.segments[segment].type, [&]<QuantType T>() {
+    with_type(spec.segments[segment].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
       gemv<T, M, N>(args.cells[0], x, spec.k, sums[0], 2 * lanes * N);
     });
     if (is_glu()) {
-      with_type(spec.segments[up].type, [&]<QuantType T>() {
+      with_type(spec.segments[up].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
         gemv<T, M, N>(args.cells[1], x, spec.k, sums[0] + lanes * N, 2 * lanes * N);
       });
     }
+    count(args, is_glu() ? 2 * N : N, spec.k);
     for (u32 m = 0; m < M; ++m) finish(args, token + m, sums[m], N);
   }
 

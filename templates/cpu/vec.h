@@ -8,6 +8,7 @@
 #include "templates/spec/types.h"
 
 #define QUERN_INLINE inline __attribute__((always_inline))
+#define QUERN_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace quern::cpu {
 

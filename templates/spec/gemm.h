@@ -16,7 +16,8 @@ enum class Epilogue : u32 {
 /// ascending k for every output (DESIGN section 4, rule 3), weights decoded exactly.
 /// Buffers: 0 x [tokens][k] f32; 1 y [tokens][out rows] f32; 2 residual (as y; may be y itself; null
 /// unless epilogue = residual); then n_segments packed weights; then n_segments bias vectors (f32),
-/// null where bit i of `bias` is clear.
+/// null where bit i of `bias` is clear. params[0] = 1 (tests): one more buffer, a u64 that the launch adds
+/// the number of decoded weights to (rows padded to 16, times k).
 /// On the GPU tiers x is an f16 operand, and a glu epilogue writes y as one; tile_tokens is the token class (8: decode,
 /// 64, 256), tile_cells the cells of a block's rows (8; decode: row groups a block). n_segments of a glu is 1 there: gate and
 /// up rows are interleaved by 8 in one packed weight of 2 * rows, `segments[0].rows` counts both.

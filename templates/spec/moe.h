@@ -51,7 +51,8 @@ struct GroupSpec {
 /// launch. `in_per_pair` = 0: input row of a pair is its token's; 1: the pair's own row.
 /// y rows are pairs (token * n_used + slot), so that order does not depend on grouping.
 /// Buffers: 0 x; 1 y [tokens * n_used][out rows] f32; 2 offsets; 3 pairs (as GroupSpec); then n_segments
-/// packed 3-D weights (expert-major, each expert's matrix packed alike).
+/// packed 3-D weights (expert-major, each expert's matrix packed alike). params[0] = 1 (tests): one more
+/// buffer, a u64 that the launch adds the number of decoded weights to (rows padded to 16, times k).
 struct ExpertsSpec {
   static constexpr const char* family = "experts";
 

@@ -2,6 +2,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "tests/compiler/cpu/launch.h"
@@ -9,12 +12,18 @@
 
 namespace quern::cpu {
 
+/// The repack kernel of a type and width, compiled once a program.
+inline TestKernel& repack_kernel(spec::QuantType type, uint32_t k) {
+  static std::map<std::pair<spec::QuantType, uint32_t>, TestKernel> kernels;
+  return kernels.try_emplace({type, k}, spec::RepackSpec{.type = type, .k = k}).first->second;
+}
+
 /// Packs a matrix by the repack kernel of its type.
 inline Aligned<std::byte> pack(const RandomWeights& w, uint32_t workers = 1) {
   Aligned<std::byte> packed(packed_bytes(w.type, w.rows, w.k));
-  TestKernel kernel(spec::RepackSpec{.type = w.type, .k = w.k});
-  kernel.run({.n_tokens = w.rows, .params = {0, w.rows, w.rows}},
-             {const_cast<std::byte*>(w.raw.data()), packed.data()}, workers);
+  repack_kernel(w.type, w.k)
+      .run({.n_tokens = w.rows, .params = {0, w.rows, w.rows}},
+           {const_cast<std::byte*>(w.raw.data()), packed.data()}, workers);
   return packed;
 }
 
