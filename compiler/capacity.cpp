@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <vector>
 
@@ -151,7 +150,9 @@ CapacityReport check_capacity(const ModelGraph& graph, const PlanOptions& option
     const uint64_t total = planner.account(resolved.context, std::string(name)).total();
     if (total < report.account.total()) smaller.emplace_back(total, type);
   }
-  std::ranges::stable_sort(smaller, std::greater<>(), &std::pair<uint64_t, spec::KvType>::first);
+  std::ranges::sort(smaller, [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
   std::vector<uint64_t> totals;
   for (const auto& candidate : smaller) totals.push_back(candidate.first);
   report.verdict = classify(report.account.total(), totals, memory);

@@ -77,7 +77,16 @@ class PlanChecker {
       if (!kernel.entry_digest.empty() && !is_digest(kernel.entry_digest)) {
         refuse(fmt::format("kernels[{}].entry_digest", i), "is neither empty nor a SHA-256 in hex");
       }
-      check_spec(plan_.kernels[i].spec, fmt::format("{}: kernels[{}].spec", name_, i));
+      check_spec(kernel.spec, fmt::format("{}: kernels[{}].spec", name_, i));
+      std::visit(
+          [&](const auto& spec) {
+            if constexpr (requires { spec.tier; }) {
+              if ((spec.tier == spec::Tier::cpu) != (plan_.target.kind == "cpu")) {
+                refuse(fmt::format("kernels[{}].spec.tier", i), "is not of the plan's target");
+              }
+            }
+          },
+          kernel.spec);
     }
   }
 

@@ -92,8 +92,9 @@ void place_activations(Program& program, const Sizes& sizes) {
   }
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order,
-                           [&](size_t a, size_t b) { return buffers[a].bytes > buffers[b].bytes; });
+  std::ranges::sort(order, [&](size_t a, size_t b) {
+    return buffers[a].bytes != buffers[b].bytes ? buffers[a].bytes > buffers[b].bytes : a < b;
+  });
   std::vector<size_t> placed;  // By ascending offset.
   program.arena_bytes = 0;
   for (const size_t index : order) {
