@@ -24,6 +24,7 @@ namespace quern::cpu {
 namespace {
 
 constexpr const char* kSpecSymbol = "quern_spec";
+constexpr const char* kRegistersSymbol = "quern_vector_registers";
 
 void initialise_llvm() {
   static std::once_flag once;
@@ -104,8 +105,22 @@ void set_spec(llvm::Module& module, std::string_view family, const spec::AnySpec
   declared->setLinkage(llvm::GlobalValue::InternalLinkage);
 }
 
+bool has_wide_vectors(const Target& target) {
+  return target.features.find("+avx512f") != std::string::npos;
+}
+
+/// Tells a template that chooses its register tiles by it how many vector registers there are.
+void set_vector_registers(llvm::Module& module, const Target& target) {
+  llvm::GlobalVariable* declared = module.getGlobalVariable(kRegistersSymbol, true);
+  if (declared == nullptr) return;
+  const uint64_t registers = has_wide_vectors(target) ? 32 : 16;
+  declared->setInitializer(llvm::ConstantInt::get(declared->getValueType(), registers));
+  declared->setConstant(true);
+  declared->setLinkage(llvm::GlobalValue::InternalLinkage);
+}
+
 void set_attributes(llvm::Function& function, const Target& target) {
-  const bool wide = target.features.find("+avx512f") != std::string::npos;
+  const bool wide = has_wide_vectors(target);
   for (const char* old : {"target-cpu", "target-features", "tune-cpu", "min-legal-vector-width",
                           "prefer-vector-width"}) {
     function.removeFnAttr(old);
@@ -135,6 +150,7 @@ SpecialisedModule specialise(const spec::AnySpec& spec, const Target& target) {
   module.setDataLayout(result.machine->createDataLayout());
 
   set_spec(module, row.family, spec);
+  set_vector_registers(module, target);
   for (llvm::Function& function : module) {
     if (function.isDeclaration()) continue;
     set_attributes(function, target);

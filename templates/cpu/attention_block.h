@@ -94,12 +94,24 @@ struct BlockOperands {
   Vectors keys, values;
 };
 
+/// Asks for the next block's bytes while this one is worked on: a page's end stops the hardware.
+QUERN_INLINE void prefetch(const void* plane, u64 offset, u64 bytes) {
+  const char* p = static_cast<const char*>(plane) + offset;
+  for (u64 i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 /// The block's K and V: decoded to scratch, which every row of the tile then reads, or as they lie
 /// in an f32 cache.
 template <KvType type>
 QUERN_INLINE BlockOperands open_block(const TileContext<type>& context, KeyRange block) {
   const u32 group = block.begin / kv_group_keys;
   const u32 key_width = context.keys.padded, value_width = context.values.padded;
+  constexpr u64 element = sizeof(*context.keys.plane.values);
+  const u64 next = block.begin + quern_spec.block_keys;
+  prefetch(context.keys.plane.values, next * key_width * element,
+           quern_spec.block_keys * key_width * element);
+  prefetch(context.values.plane.values, next * value_width * element,
+           quern_spec.block_keys * value_width * element);
   if constexpr (type == KvType::f32) {
     const float* keys = context.keys.plane.values;
     const float* values = context.values.plane.values;

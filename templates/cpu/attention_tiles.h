@@ -6,6 +6,9 @@
 
 #include "templates/cpu/math.h"
 
+/// Vector registers of the target, set by the compiler: 32 hold 16 lanes each, 16 hold 8.
+extern "C" const quern::spec::u32 quern_vector_registers;
+
 namespace quern::cpu {
 
 /// Rows of an operand or a result, `stride` floats apart.
@@ -62,18 +65,28 @@ template <Product product, u32 rows, u32 columns>
   }
 }
 
-/// Rows of the widest tile: 6 x 4 accumulators, 4 columns and a broadcast fit 32 registers.
+/// Rows of the tallest tile. Of 32 registers, 6 x 4 accumulators, 4 columns and a broadcast take
+/// 29; of 16, 6 x 1 of two registers each, one column and a broadcast take 15.
 inline constexpr u32 chain_rows = 6;
 
-template <Product product, u32 rows>
+template <Product product, u32 rows, u32 width>
 QUERN_INLINE void chain_columns(Strided a, Vectors b, u32 n, u32 columns, Strided out) {
-  constexpr u32 wide = rows <= 2 ? 8 : 4;  // Few rows need more columns to hide a chain's latency.
   u32 c = 0;
-  for (; c + wide <= columns; c += wide) {
-    chain_tile<product, rows, wide>(a, b.at(0, c), n, out.at(0, c * lanes));
+  for (; c + width <= columns; c += width) {
+    chain_tile<product, rows, width>(a, b.at(0, c), n, out.at(0, c * lanes));
   }
   for (; c < columns; ++c) {
     chain_tile<product, rows, 1>(a, b.at(0, c), n, out.at(0, c * lanes));
+  }
+}
+
+/// Few rows take more columns, to hide the latency of their chains.
+template <Product product, u32 rows>
+QUERN_INLINE void chain_row_group(Strided a, Vectors b, u32 n, u32 columns, Strided out) {
+  if (quern_vector_registers == 32) {
+    chain_columns<product, rows, rows <= 2 ? 8 : 4>(a, b, n, columns, out);
+  } else {
+    chain_columns<product, rows, rows == 1 ? 4 : rows == 2 ? 2 : 1>(a, b, n, columns, out);
   }
 }
 
@@ -82,22 +95,22 @@ template <Product product>
 [[gnu::noinline]] void chains(u32 rows, Strided a, Vectors b, u32 n, u32 columns, Strided out) {
   switch (rows) {
     case 1:
-      chain_columns<product, 1>(a, b, n, columns, out);
+      chain_row_group<product, 1>(a, b, n, columns, out);
       break;
     case 2:
-      chain_columns<product, 2>(a, b, n, columns, out);
+      chain_row_group<product, 2>(a, b, n, columns, out);
       break;
     case 3:
-      chain_columns<product, 3>(a, b, n, columns, out);
+      chain_row_group<product, 3>(a, b, n, columns, out);
       break;
     case 4:
-      chain_columns<product, 4>(a, b, n, columns, out);
+      chain_row_group<product, 4>(a, b, n, columns, out);
       break;
     case 5:
-      chain_columns<product, 5>(a, b, n, columns, out);
+      chain_row_group<product, 5>(a, b, n, columns, out);
       break;
     default:
-      chain_columns<product, 6>(a, b, n, columns, out);
+      chain_row_group<product, 6>(a, b, n, columns, out);
       break;
   }
 }

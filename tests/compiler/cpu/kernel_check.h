@@ -119,6 +119,8 @@ class NativeLauncher : public Launcher {
   void name(const quern::cpu::KernelArgs*); \
   extern Spec name##_spec;                  \
   Spec name##_spec;                         \
+  extern const uint32_t name##_registers;   \
+  const uint32_t name##_registers = 16;     \
   }
 
 inline const std::vector<std::string>& runnable_targets() {

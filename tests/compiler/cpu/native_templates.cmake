@@ -12,6 +12,7 @@ function(quern_native_template test family)
       COMMAND ${QUERN_CLANG} -std=c++20 -O2 -march=x86-64-v3 -fPIC -ffreestanding -ffp-contract=off
         -fno-math-errno -Wno-psabi -Wno-pass-failed -fno-exceptions -fno-rtti -nostdinc++ -fvisibility=hidden
         -DQUERN_MUTANT=${mutant} -Dquern_kernel=${symbol} -Dquern_spec=${symbol}_spec
+        -Dquern_vector_registers=${symbol}_registers
         -I. -c templates/cpu/${family}.cpp -o ${object}
       DEPENDS ${CMAKE_SOURCE_DIR}/templates/cpu/${family}.cpp ${headers}
       WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} VERBATIM
