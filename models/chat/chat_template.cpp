@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "models/chat/families.h"
@@ -112,7 +113,8 @@ std::vector<TokenId> encode_chat(const Tokenizer& tokenizer, const ChatTemplate&
   pieces.reserve(chat_pieces.size());
   for (const ChatPiece& piece : chat_pieces) pieces.push_back({piece.text, piece.is_markup});
   std::vector<TokenId> ids = tokenizer.encode_pieces(pieces, false);
-  if (tokenizer.adds_bos() && !chat.writes_bos()) ids.insert(ids.begin(), *tokenizer.bos());
+  const std::optional<TokenId> bos = tokenizer.bos();
+  if (bos && tokenizer.adds_bos() && !chat.writes_bos()) ids.insert(ids.begin(), *bos);
   return ids;
 }
 

@@ -50,6 +50,11 @@ const PreTokenizerRow& row_of(const Vocabulary& vocabulary) {
   return *row;
 }
 
+Error merge_error(size_t rank, std::string_view reason) {
+  return {ErrorKind::bad_model, merges_key, fmt::format("entry {} {}", rank, reason),
+          "convert the model again"};
+}
+
 size_t hash(TokenId left, TokenId right) {
   const uint64_t key = (uint64_t{static_cast<uint32_t>(left)} << 32) | static_cast<uint32_t>(right);
   return static_cast<size_t>((key * 0x9E3779B97F4A7C15u) >> 20);
@@ -102,14 +107,10 @@ void ByteLevelEncoder::read_merges(const gguf::Metadata& metadata, const Vocabul
   std::string joined;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const std::string_view merge = merges[rank];
-    const auto fail = [&](std::string_view reason) {
-      throw Error(ErrorKind::bad_model, merges_key, fmt::format("entry {} {}", rank, reason),
-                  "convert the model again");
-    };
     // The byte alphabet has no space, so that the one space separates.
     const size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size()) {
-      fail("is not two tokens with a space between them");
+      throw merge_error(rank, "is not two tokens with a space between them");
     }
     const std::string_view left = merge.substr(0, space);
     const std::string_view right = merge.substr(space + 1);
@@ -118,7 +119,7 @@ void ByteLevelEncoder::read_merges(const gguf::Metadata& metadata, const Vocabul
     const auto right_id = vocabulary.find(right);
     const auto result = vocabulary.find(joined);
     if (!left_id || !right_id || !result) {
-      fail("names a token that the vocabulary does not have");
+      throw merge_error(rank, "names a token that the vocabulary does not have");
     }
     insert({*left_id, *right_id, static_cast<uint32_t>(rank), *result});
   }

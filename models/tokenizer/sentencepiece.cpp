@@ -14,7 +14,8 @@ constexpr uint32_t none = 0xFFFFFFFFu;
 
 /// A stretch of the text; `length` 0 marks one that was swallowed by its left neighbour.
 struct Symbol {
-  std::string_view text;
+  uint32_t begin;
+  uint32_t length;
   TokenId id;  ///< -1 where the stretch is no token.
   uint32_t previous;
   uint32_t next;
@@ -55,32 +56,29 @@ std::string escape(std::string_view text, bool space_prefix) {
 std::vector<Symbol> characters(std::string_view text, const Vocabulary& vocabulary) {
   std::vector<Symbol> symbols;
   symbols.reserve(text.size());
-  while (!text.empty()) {
+  for (size_t begin = 0; begin < text.size();) {
     const auto at = static_cast<uint32_t>(symbols.size());
-    const utf8::Step step = utf8::next(text);
+    const utf8::Step step = utf8::next(text.substr(begin));
     const size_t length = step.kind == utf8::Step::Kind::character ? step.length : 1;
-    const std::string_view character = text.substr(0, length);
-    symbols.push_back(
-        {character, text_token(character, vocabulary), at == 0 ? none : at - 1, at + 1});
-    text.remove_prefix(length);
+    const TokenId id = text_token(text.substr(begin, length), vocabulary);
+    symbols.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(length), id,
+                       at == 0 ? none : at - 1, at + 1});
+    begin += length;
   }
   if (!symbols.empty()) symbols.back().next = none;
   return symbols;
 }
 
-void merge(std::vector<Symbol>& symbols, const Vocabulary& vocabulary) {
+void merge(std::string_view text, std::vector<Symbol>& symbols, const Vocabulary& vocabulary) {
   std::vector<Candidate> heap;
   heap.reserve(symbols.size());
   const auto candidate = [&](uint32_t left) -> Candidate {
     const uint32_t right = symbols[left].next;
     if (right == none) return {0, left, -1, 0};
-    // Neighbours are adjacent in memory.
-    const std::string_view joined(symbols[left].text.data(),
-                                  symbols[left].text.size() + symbols[right].text.size());
-    const TokenId id = text_token(joined, vocabulary);
+    const uint32_t length = symbols[left].length + symbols[right].length;
+    const TokenId id = text_token(text.substr(symbols[left].begin, length), vocabulary);
     if (id < 0) return {0, left, -1, 0};
-    return {vocabulary.scores[static_cast<size_t>(id)], left, id,
-            static_cast<uint32_t>(joined.size())};
+    return {vocabulary.scores[static_cast<size_t>(id)], left, id, length};
   };
   for (uint32_t i = 0; i + 1 < symbols.size(); ++i) {
     const Candidate fresh = candidate(i);
@@ -98,12 +96,12 @@ void merge(std::vector<Symbol>& symbols, const Vocabulary& vocabulary) {
     const Candidate best = heap.back();
     heap.pop_back();
     Symbol& left = symbols[best.left];
-    if (left.text.empty() || left.next == none) continue;
+    if (left.length == 0 || left.next == none) continue;
     Symbol& right = symbols[left.next];
-    if (left.text.size() + right.text.size() != best.length) continue;
-    left.text = {left.text.data(), best.length};
+    if (left.length + right.length != best.length) continue;
+    left.length = best.length;
     left.id = best.result;
-    right.text = {};
+    right.length = 0;
     left.next = right.next;
     if (left.next != none) symbols[left.next].previous = best.left;
     if (left.previous != none) consider(left.previous);
@@ -117,7 +115,7 @@ void append_bytes(std::string_view text, const Vocabulary& vocabulary, std::vect
   });
   if (!covered) {
     // Loading made sure that there is an unknown token where a byte token is missing.
-    ids.push_back(*vocabulary.unknown);
+    if (vocabulary.unknown) ids.push_back(*vocabulary.unknown);
     return;
   }
   for (const char byte : text) {
@@ -132,12 +130,13 @@ void SentencePieceEncoder::encode(std::string_view text, bool space_prefix,
   const std::string escaped = escape(text, space_prefix);
   std::vector<Symbol> symbols = characters(escaped, vocabulary);
   if (symbols.empty()) return;
-  merge(symbols, vocabulary);
+  merge(escaped, symbols, vocabulary);
   for (uint32_t at = 0; at != none; at = symbols[at].next) {
     if (symbols[at].id >= 0) {
       ids.push_back(symbols[at].id);
     } else {
-      append_bytes(symbols[at].text, vocabulary, ids);
+      append_bytes(std::string_view(escaped).substr(symbols[at].begin, symbols[at].length),
+                   vocabulary, ids);
     }
   }
 }

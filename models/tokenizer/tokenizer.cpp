@@ -73,7 +73,7 @@ struct Tokenizer::Impl {
       throw Error(ErrorKind::usage, "text", "it is longer than 1 GiB", "split it");
     }
     std::vector<TokenId> ids;
-    if (add_special && vocabulary.add_bos) ids.push_back(*vocabulary.bos);
+    if (add_special && vocabulary.add_bos && vocabulary.bos) ids.push_back(*vocabulary.bos);
     for (const SpecialTokens::Fragment& fragment : special.split(text, markup)) {
       if (fragment.id >= 0) {
         ids.push_back(fragment.id);
@@ -81,7 +81,7 @@ struct Tokenizer::Impl {
         encode_text(fragment.text, ids);
       }
     }
-    if (add_special && vocabulary.add_eos) ids.push_back(*vocabulary.eos);
+    if (add_special && vocabulary.add_eos && vocabulary.eos) ids.push_back(*vocabulary.eos);
     return ids;
   }
 };
