@@ -1,0 +1,61 @@
+#include "runtime/generate.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace quern {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+bool ends_generation(const Tokenizer& tokenizer, TokenId id) {
+  const auto& ends = tokenizer.end_of_generation();
+  return std::find(ends.begin(), ends.end(), id) != ends.end();
+}
+
+}  // namespace
+
+Generation generate(Session& session, const Tokenizer& tokenizer, std::span<const TokenId> prompt,
+                    const SamplingOptions& sampling, std::optional<uint32_t> max_tokens,
+                    const TextReceiver& on_text) {
+  Sampler sampler(sampling);
+  StreamDecoder decoder(tokenizer);
+  Generation result;
+  result.prompt_tokens = prompt.size();
+  const auto prompt_start = Clock::now();
+  std::vector<float> logits = session.feed(prompt, session.position(), OutputRows::last);
+  result.prompt_ms = milliseconds_since(prompt_start);
+
+  std::vector<TokenId> history(prompt.begin(), prompt.end());
+  const auto start = Clock::now();
+  while (!max_tokens || result.tokens.size() < *max_tokens) {
+    if (!result.tokens.empty()) {
+      if (session.position() >= session.capacity()) {
+        result.stop = StopReason::context_full;
+        break;
+      }
+      logits = session.feed(std::span(&history.back(), 1), session.position(), OutputRows::last);
+      ++result.steps;
+    }
+    const TokenId id = sampler.sample(logits, history, session.position());
+    if (ends_generation(tokenizer, id)) {
+      result.stop = StopReason::end_of_text;
+      break;
+    }
+    history.push_back(id);
+    result.tokens.push_back(id);
+    if (!on_text(id, tokenizer.has_text() ? decoder.push(id) : std::string())) {
+      result.stop = StopReason::cancelled;
+      break;
+    }
+  }
+  result.generation_ms = milliseconds_since(start);
+  on_text(std::nullopt, tokenizer.has_text() ? decoder.finish() : std::string());
+  return result;
+}
+
+}  // namespace quern
