@@ -135,6 +135,7 @@ struct Checker {
     }
     range("block_keys", s.block_keys, 1, 1u << 16);
     range("segment_keys", s.segment_keys, s.block_keys, 1u << 24);
+    if (s.block_keys % 16 != 0) refuse("block_keys", "are not a multiple of 16");
     if (s.segment_keys % s.block_keys != 0) refuse("segment_keys", "are not whole blocks");
   }
   void operator()(const spec::ConvSpec& s) const {

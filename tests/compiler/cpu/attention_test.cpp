@@ -146,6 +146,18 @@ TEST(Attention, wave_agrees_with_double_and_bits_do_not_depend_on_the_split) {
   }
 }
 
+TEST(Attention, long_contexts_and_bf16_caches_agree_with_double) {
+  AttentionSpec spec = make_spec(8, 2, 128);
+  spec.path = AttentionPath::wave;
+  check(spec, 5000, 64);
+  spec.kv = KvType::bf16;
+  check(spec, 6000, 48);
+  spec.path = AttentionPath::flash;
+  for (auto [start, n] : {std::pair{0u, 5u}, {0u, 64u}, {256u, 17u}, {3500u, 40u}}) {
+    check(spec, start, n);
+  }
+}
+
 TEST(Attention, every_cache_type_is_read_as_stored) {
   for (KvType kv : all_kv_types) {
     for (AttentionPath path : {AttentionPath::flash, AttentionPath::wave}) {
@@ -252,6 +264,8 @@ TEST(Attention, the_comparison_sees_each_mutant) {
     return relative_error(test.run(launcher, {9}, 1), test.reference());
   };
   EXPECT_LE(error(quern_attention_none, quern_attention_none_spec), 5e-6);
+  NativeLauncher right(quern_attention_none, quern_attention_none_spec, spec);
+  EXPECT_TRUE(same_bits(test.run(right, {9}, 1), test.run(compiled(spec), {9}, 1)));
   EXPECT_GT(error(quern_attention_causal_exclusive, quern_attention_causal_exclusive_spec), 1e-3);
   EXPECT_GT(error(quern_attention_window_off_by_one, quern_attention_window_off_by_one_spec), 1e-3);
   EXPECT_GT(error(quern_attention_gate_raw, quern_attention_gate_raw_spec), 1e-3);

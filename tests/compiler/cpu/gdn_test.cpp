@@ -94,6 +94,7 @@ TEST(Conv, the_comparison_sees_a_state_kept_after_silu) {
   NativeLauncher wrong(quern_conv_conv_state_after_silu, quern_conv_conv_state_after_silu_spec,
                        test.spec);
   EXPECT_LE(relative_error(test.run(right, {2, 4}, 1), test.reference()), 3e-6);
+  EXPECT_TRUE(same_bits(test.run(right, {6}, 1), test.run(compiled(test.spec), {6}, 1)));
   EXPECT_GT(relative_error(test.run(wrong, {2, 4}, 1), test.reference()), 1e-2);
 }
 
@@ -231,6 +232,7 @@ TEST(Delta, the_comparison_sees_each_mutant) {
   DeltaCase test(delta_spec(2, 4, 32, HeadMap::tiled), 7);
   NativeLauncher right(quern_delta_none, quern_delta_none_spec, test.spec);
   expect_right(test, test.run(right, {7}, 1));
+  EXPECT_TRUE(same_bits(test.run(right, {7}, 1), test.run(compiled(test.spec), {7}, 1)));
   NativeLauncher late(quern_delta_decay_after_update, quern_delta_decay_after_update_spec,
                       test.spec);
   EXPECT_GT(relative_error(test.run(late, {7}, 1), test.reference()), 1e-2);

@@ -187,6 +187,7 @@ TEST(Add, the_comparison_sees_a_raw_gate) {
   AddCase test({.width = 256, .gate_width = 128}, 5);
   NativeLauncher right(quern_add_none, quern_add_none_spec, test.spec);
   NativeLauncher wrong(quern_add_gate_raw, quern_add_gate_raw_spec, test.spec);
+  EXPECT_TRUE(same_bits(test.run(right, {5}, 1), test.run(compiled(test.spec), {5}, 1)));
   EXPECT_LE(relative_error(test.run(right, {5}, 1), test.reference()), 2e-6);
   EXPECT_GT(relative_error(test.run(wrong, {5}, 1), test.reference()), 1e-3);
 }

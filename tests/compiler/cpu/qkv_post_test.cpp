@@ -231,6 +231,7 @@ TEST(QkvPost, the_comparison_sees_each_mutant) {
   QkvCase test(spec, 17, 6);
   NativeLauncher right(quern_qkv_post_none, quern_qkv_post_none_spec, spec);
   test.expect_right(test.run(right, {6}, 1), 5e-6);
+  EXPECT_TRUE(same_bits(test.run(right, {6}, 1), test.run(compiled(spec), {6}, 1)));
 
   const auto rows_of = [&](Launcher& l) {
     auto output = test.run(l, {6}, 1);
