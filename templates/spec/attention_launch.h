@@ -8,25 +8,33 @@
 namespace quern::spec {
 
 /// Warps of a prefill block, 16 queries each: fewer where a head's output fills the registers.
-constexpr u32 attention_prefill_warps(const AttentionSpec& s) { return s.head_dim > 128 || s.value_dim > 128 ? 4 : 8; }
+constexpr u32 attention_prefill_warps(const AttentionSpec& s) {
+  return s.head_dim > 128 || s.value_dim > 128 ? 4 : 8;
+}
 
-constexpr u32 attention_k_bytes(const AttentionSpec& s) { return s.block_keys * (s.head_dim * 2 + 16); }
-constexpr u32 attention_v_bytes(const AttentionSpec& s) { return s.block_keys * (s.value_dim * 2 + 16); }
+constexpr u32 attention_k_bytes(const AttentionSpec& s) {
+  return s.block_keys * (s.head_dim * 2 + 16);
+}
+constexpr u32 attention_v_bytes(const AttentionSpec& s) {
+  return s.block_keys * (s.value_dim * 2 + 16);
+}
 
 constexpr LaunchShape attention_prefill_shape(const AttentionSpec& s, u32 tokens) {
   const u32 rows = attention_prefill_warps(s) * 16;
-  return {.threads = rows * 2,
-          .min_blocks = 1,
-          .shared_bytes = rows * (s.head_dim * 2 + 16) + attention_k_bytes(s) + attention_v_bytes(s),
-          .grid_x = (tokens + rows - 1) / rows,
-          .grid_y = s.n_head};
+  return {
+      .threads = rows * 2,
+      .min_blocks = 1,
+      .shared_bytes = rows * (s.head_dim * 2 + 16) + attention_k_bytes(s) + attention_v_bytes(s),
+      .grid_x = (tokens + rows - 1) / rows,
+      .grid_y = s.n_head};
 }
 
 /// Decode: one block of four warps for each segment of each KV head.
 constexpr LaunchShape attention_decode_shape(const AttentionSpec& s, u32 context) {
   return {.threads = 128,
           .min_blocks = 1,
-          .shared_bytes = 16 * (s.head_dim * 2 + 16) + attention_k_bytes(s) + attention_v_bytes(s) + 16 * (s.block_keys + 8) * 4,
+          .shared_bytes = 16 * (s.head_dim * 2 + 16) + attention_k_bytes(s) + attention_v_bytes(s) +
+                          16 * (s.block_keys + 8) * 4,
           .grid_x = (context + s.segment_keys - 1) / s.segment_keys,
           .grid_y = s.n_head_kv};
 }

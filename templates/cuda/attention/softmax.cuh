@@ -7,7 +7,7 @@ namespace quern::cuda {
 
 using spec::u32;
 
-inline constexpr float minus_infinity = -__builtin_huge_valf();
+inline constexpr float minus_infinity = __builtin_bit_cast(float, 0xff800000u);
 
 /// A running softmax of the two rows (g and g + 8) that a thread shares with its quad: maximum, and this thread's part of the sum (its
 /// columns of each block ascending; the quad's four parts meet when a segment ends).
