@@ -15,9 +15,8 @@ namespace quern::cpu {
 /// is less.
 uint32_t usable_cpus();
 
-/// A word that changes and threads that wait for it: first spinning, then yielding the CPU, then
-/// asleep, so that a change is seen within a fraction of a microsecond while work is dense and
-/// costs nothing while idle.
+/// A word that changes and threads that wait for it: first spinning, then asleep, so that a change
+/// is seen within a fraction of a microsecond while work is dense and costs nothing while idle.
 class WaitWord {
  public:
   uint32_t load() const { return word_.load(std::memory_order_acquire); }

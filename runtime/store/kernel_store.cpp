@@ -308,6 +308,10 @@ std::optional<CompiledKernel> KernelStore::find(const KernelKey& key) {
 }
 
 std::optional<CompiledKernel> KernelStore::find_digest(std::string_view key_digest) {
+  // It becomes a file name and may come from a file that somebody wrote.
+  const bool is_digest = key_digest.size() == 64 &&
+                         key_digest.find_first_not_of("0123456789abcdef") == key_digest.npos;
+  if (!is_digest) return std::nullopt;
   const Impl::Entry entry = impl_->look(std::string(key_digest), nullptr);
   if (!entry) return std::nullopt;
   return entry->kernel;

@@ -342,6 +342,18 @@ TEST(KernelStore, a_failed_compilation_passes_on_and_the_next_caller_tries_again
   EXPECT_EQ(store.stats().compiled, 1U);
 }
 
+TEST(KernelStore, a_digest_that_is_none_leads_to_no_file) {
+  const TemporaryFolder folder;
+  KernelStore store = make_store(folder.path());
+  const std::string digest = get_fake(store, fake_spec(1)).key.digest();
+  KernelStore other = make_store(folder.path());
+  for (const std::string& text : {std::string(), std::string("../kernels/") + digest, digest + "/",
+                                  digest.substr(1), "x" + digest.substr(1), std::string(64, '.')}) {
+    EXPECT_FALSE(other.find_digest(text)) << text;
+  }
+  EXPECT_TRUE(other.find_digest(digest));
+}
+
 TEST(KernelStore, modes_have_names) {
   EXPECT_EQ(store_mode_from_name("auto"), StoreMode::automatic);
   EXPECT_EQ(store_mode_from_name("readonly"), StoreMode::readonly);
