@@ -46,8 +46,11 @@ void write_out(const KernelArgs* args, const Tile& tile, const SoftmaxState& sta
     const u64 token = tile.token + r / tile.group;
     const f32x16 inverse = splat(1.0f / sum(load_f32(state.sums + r * lanes)));
     float* out = buffer<float>(args, 3) + (token * s.n_head + tile.head(r)) * s.value_dim;
-    const float* gate = buffer<const float>(args, 4) + token * s.gate_row_width + s.gate_offset +
-                        tile.head(r) * s.value_dim;
+    const float* gate = nullptr;
+    if (s.gate != 0) {
+      gate = buffer<const float>(args, 4) + token * s.gate_row_width + s.gate_offset +
+             tile.head(r) * s.value_dim;
+    }
     for (u32 i = 0; i < s.value_dim; i += lanes) {
       const u32 n = min_of(lanes, s.value_dim - i);
       f32x16 y = load_f32(state.out_of(r) + i) * inverse;

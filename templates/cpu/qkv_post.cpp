@@ -80,7 +80,10 @@ QUERN_INLINE void append(const KernelArgs* args, const float* row, u32 position)
 void process_token(const KernelArgs* args, u32 token) {
   const auto& s = quern_spec;
   float* row = buffer<float>(args, 0) + static_cast<u64>(token) * s.row_width;
-  const float* table = buffer<const float>(args, 1) + static_cast<u64>(token) * (s.n_rot / 2) * 2;
+  const float* table = nullptr;
+  if (s.rope != RopePairing::none) {
+    table = buffer<const float>(args, 1) + static_cast<u64>(token) * (s.n_rot / 2) * 2;
+  }
   norm_and_rope(row + s.q_offset, s.n_head, buffer<const float>(args, 2), table);
   norm_and_rope(row + s.k_offset, s.n_head_kv, buffer<const float>(args, 3), table);
   const u32 position = token + (mutant(Mutant::base_dropped) ? 0 : args->start_position);
