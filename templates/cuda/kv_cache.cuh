@@ -2,7 +2,7 @@
 
 #include "templates/cuda/abi.h"
 #include "templates/cuda/ptx/convert.cuh"
-#include "templates/spec/types.h"
+#include "templates/spec/kv_launch.h"
 
 // The KV cache: [kv head][position][dim] in the cache's type. q8_0: blocks of 32 along the dim, 32 int8 then one f16 scale, 34
 // bytes, a row's blocks together.
@@ -14,7 +14,7 @@ using spec::u32;
 
 template <KvType type>
 __host__ __device__ constexpr u32 kv_row_bytes(u32 dim) {
-  return type == KvType::f32 ? dim * 4 : type == KvType::q8_0 ? (dim + 31) / 32 * 34 : dim * 2;
+  return spec::kv_row_bytes(type, dim);
 }
 
 /// Value i of a row.

@@ -36,15 +36,17 @@ struct NormSpec {
 };
 
 /// Rows by index: y[i] = x[index[i]]. Buffers: 0 x [..][width]; 1 index i32 [rows]; 2 y [rows][width].
-/// n_tokens = rows of y.
+/// n_tokens = rows of y. With `operand` (GPU tiers) x and y are f16 operands.
 struct GatherSpec {
   static constexpr const char* family = "gather";
 
   u32 width = 0;
+  u32 operand = 0;
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
     v("width", s.width);
+    v("operand", s.operand);
   }
 };
 

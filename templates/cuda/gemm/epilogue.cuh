@@ -36,11 +36,12 @@ struct GemmOutput {
     static_cast<float*>(args.buffers[1])[at] = v;
   }
 
-  /// The sums of a row of a cell's gate half and of the same row of its up half: row `row` of the product.
+  /// The sums of a row of a cell's gate half and of the same row of its up half: row `row` of the product. Rows that pad the
+  /// operand to whole slabs are zero, since the weights' padding is.
   __device__ __forceinline__ void store_glu(u32 row, u32 token, float gate, float up) const {
     gate = gate * args.out_scale, up = up * args.out_scale;
     const float act = s.epilogue == spec::Epilogue::swiglu ? silu_f32(gate) : gelu_tanh_f32(gate);
-    store_operand(args, 1, row, token, act * up, row < out_rows() && token < n_tokens);
+    store_operand(args, 1, row, token, act * up, row < (out_rows() + 63) / 64 * 64 && token < n_tokens);
   }
 
   /// The four sums of an m16n8 piece: rows g and g + 8 of `cell_row`, tokens `token` and `token` + 1.

@@ -70,6 +70,7 @@ inline std::vector<NamedSpec> sample_specs() {
   specs.push_back({"embed", EmbedSpec{.type = QuantType::q4_k, .width = 4096, .tier = Tier::mma}});
   specs.push_back({"norm", NormSpec{.width = 4096, .group = 4096, .eps = 1e-5f, .tier = Tier::mma}});
   specs.push_back({"gather", GatherSpec{.width = 4096}});
+  specs.push_back({"gather_operand", GatherSpec{.width = 4096, .operand = 1}});
   specs.push_back({"add", AddSpec{.width = 4096}});
   specs.push_back({"repack", RepackSpec{.type = QuantType::q6_k, .k = 4096, .tier = Tier::mma}});
   specs.push_back({"qkv_post", QkvPostSpec{.n_head = 32,

@@ -3,6 +3,7 @@
 namespace quern::spec {
 constexpr GatherSpec quern_spec = {
     .width = 4096,
+    .operand = 0,
 };
 }  // namespace quern::spec
 
