@@ -3,8 +3,8 @@
 #include "templates/cuda/ptx/convert.cuh"
 #include "templates/spec/types.h"
 
-// Weight cells of 16 rows and their decoders (docs/gpu.md, "Layouts"). A decoder gives the A fragments of one 64-K plane: sixteen
-// registers, four for each k16 step, of rows g = lane / 4 and g + 8. Every weight is
+// Weight cells of 16 rows and their decoders (docs/gpu.md, "Layouts"). A lane reads its codes of a 64-K plane (`Codes`); a decoder
+// turns half of them into the A fragments of two k16 steps, four registers each, of rows g = lane / 4 and g + 8. Every weight is
 // rn_f16(2^s_w * fma_f32(d * sc, q, -dmin * m)) and the like: one rounding.
 
 namespace quern::cuda {
@@ -13,14 +13,29 @@ using spec::QuantType;
 using spec::u32;
 
 template <QuantType type>
-struct Cell;  // k, header_bytes, plane_bytes; Scales; decode
+struct Cell;  // k, header_bytes, plane_bytes; Scales; Codes, codes; decode
 
-using Fragments = u32[4][4];
+using Fragments = u32[4][4];      ///< Of a plane ...
+using HalfFragments = u32[2][4];  ///< ... and of half of one.
 
 /// Bytes of a cell.
 template <QuantType type>
 __host__ __device__ constexpr u32 cell_bytes() {
   return Cell<type>::header_bytes + Cell<type>::k / 64 * Cell<type>::plane_bytes;
+}
+
+/// The fragments of a whole plane.
+template <QuantType type>
+__device__ __forceinline__ void decode_plane(const unsigned char* cell, const typename Cell<type>::Scales& scales, u32 plane,
+                                             u32 lane, float weight_scale, Fragments& a) {
+  const typename Cell<type>::Codes codes = Cell<type>::codes(cell, plane, lane);
+#pragma unroll
+  for (u32 half = 0; half < 2; ++half) {
+    HalfFragments part;
+    Cell<type>::decode(cell, codes, scales, plane, half, lane, weight_scale, part);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) a[half * 2][i] = part[0][i], a[half * 2 + 1][i] = part[1][i];
+  }
 }
 
 namespace detail {
@@ -81,6 +96,17 @@ struct KScales {
 struct NoScales {
   __device__ __forceinline__ void load(const unsigned char*, u32, float) {}
 };
+struct NoCodes {};
+
+/// Scale of block `half` of a row of a cell of 32-value blocks: its header is two f16 scales a row.
+__device__ __forceinline__ float block_scale(const unsigned char* cell, u32 row, u32 half, float weight_scale) {
+  return ptx::cvt_f32_f16(reinterpret_cast<const unsigned short*>(cell)[row * 2 + half]) * weight_scale;
+}
+
+/// Words 2 half and 2 half + 1 of four.
+__device__ __forceinline__ uint2 words_of_half(const uint4& v, u32 half) {
+  return half == 0 ? make_uint2(v.x, v.y) : make_uint2(v.z, v.w);
+}
 
 }  // namespace detail
 
@@ -88,12 +114,14 @@ template <>
 struct Cell<QuantType::f16> {
   static constexpr u32 k = 64, header_bytes = 0, plane_bytes = 2048;
   using Scales = detail::NoScales;
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane, float,
-                                                Fragments& a) {
+  using Codes = detail::NoCodes;
+  static __device__ __forceinline__ Codes codes(const unsigned char*, u32, u32) { return {}; }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes&, const Scales&, u32, u32 half, u32 lane,
+                                                float, HalfFragments& a) {
 #pragma unroll
-    for (u32 s = 0; s < 4; ++s) {
-      const uint4 v = reinterpret_cast<const uint4*>(cell)[s * 32 + lane];
-      a[s][0] = v.x, a[s][1] = v.y, a[s][2] = v.z, a[s][3] = v.w;
+    for (u32 i = 0; i < 2; ++i) {
+      const uint4 v = reinterpret_cast<const uint4*>(cell)[(half * 2 + i) * 32 + lane];
+      a[i][0] = v.x, a[i][1] = v.y, a[i][2] = v.z, a[i][3] = v.w;
     }
   }
 };
@@ -108,15 +136,16 @@ struct Cell<QuantType::q4_k> {
     };
     detail::fragments_of(w & 0x0f0f0f0fu, (w >> 4) & 0x0f0f0f0fu, value(low), value(high), a);
   }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales& scales, u32 plane, u32 lane,
-                                                float, Fragments& a) {
-    const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes + plane * plane_bytes)[lane];
-    Scales::Pair low = scales.group(plane, 0, 0, lane), high = scales.group(plane, 0, 1, lane);
+  using Codes = uint4;
+  static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32 plane, u32 lane) {
+    return reinterpret_cast<const uint4*>(cell + header_bytes + plane * plane_bytes)[lane];
+  }
+  static __device__ __forceinline__ void decode(const unsigned char*, const Codes& codes, const Scales& scales, u32 plane,
+                                                u32 half, u32 lane, float, HalfFragments& a) {
+    const uint2 v = detail::words_of_half(codes, half);
+    const Scales::Pair low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
     step(v.x, low, high, a[0]);
     step(v.y, low, high, a[1]);
-    low = scales.group(plane, 1, 0, lane), high = scales.group(plane, 1, 1, lane);
-    step(v.z, low, high, a[2]);
-    step(v.w, low, high, a[3]);
   }
 };
 
@@ -133,17 +162,21 @@ struct Cell<QuantType::q5_k> {
     const u32 odd = (high_bits & 2u) << 3 | (high_bits & 8u) << 9 | (high_bits & 32u) << 15 | (high_bits & 128u) << 21;
     detail::fragments_of((w & 0x0f0f0f0fu) | even, ((w >> 4) & 0x0f0f0f0fu) | odd, value(low), value(high), a);
   }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales& scales, u32 plane, u32 lane,
-                                                float, Fragments& a) {
+  struct Codes {
+    uint4 low;
+    u32 high;
+  };
+  static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32 plane, u32 lane) {
     const unsigned char* data = cell + header_bytes + plane * plane_bytes;
-    const uint4 v = reinterpret_cast<const uint4*>(data)[lane];
-    const u32 bits = reinterpret_cast<const u32*>(data + 512)[lane];
-    Scales::Pair low = scales.group(plane, 0, 0, lane), high = scales.group(plane, 0, 1, lane);
+    return {reinterpret_cast<const uint4*>(data)[lane], reinterpret_cast<const u32*>(data + 512)[lane]};
+  }
+  static __device__ __forceinline__ void decode(const unsigned char*, const Codes& codes, const Scales& scales, u32 plane,
+                                                u32 half, u32 lane, float, HalfFragments& a) {
+    const uint2 v = detail::words_of_half(codes.low, half);
+    const u32 bits = codes.high >> (16 * half);
+    const Scales::Pair low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
     step(v.x, bits & 255, low, high, a[0]);
     step(v.y, (bits >> 8) & 255, low, high, a[1]);
-    low = scales.group(plane, 1, 0, lane), high = scales.group(plane, 1, 1, lane);
-    step(v.z, (bits >> 16) & 255, low, high, a[2]);
-    step(v.w, bits >> 24, low, high, a[3]);
   }
 };
 
@@ -163,20 +196,24 @@ struct Cell<QuantType::q6_k> {
     detail::fragments_of((w & 0x0f0f0f0fu) | even | 0x80808080u, ((w >> 4) & 0x0f0f0f0fu) | odd | 0x80808080u,
                          value(low), value(high), a);
   }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32 plane, u32 lane,
-                                                float weight_scale, Fragments& a) {
+  struct Codes {
+    uint4 low;
+    uint2 high;
+  };
+  static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32 plane, u32 lane) {
     const unsigned char* data = cell + header_bytes + plane * plane_bytes;
-    const uint4 v = reinterpret_cast<const uint4*>(data)[lane];
-    const uint2 h = reinterpret_cast<const uint2*>(data + 512)[lane];
-    const u32 g = lane >> 2;
+    return {reinterpret_cast<const uint4*>(data)[lane], reinterpret_cast<const uint2*>(data + 512)[lane]};
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes& codes, const Scales&, u32 plane,
+                                                u32 half, u32 lane, float weight_scale, HalfFragments& a) {
+    const uint2 v = detail::words_of_half(codes.low, half);
+    const u32 pairs = half == 0 ? codes.high.x : codes.high.y, g = lane >> 2;
     const unsigned short* d = reinterpret_cast<const unsigned short*>(cell + 256);
     const float dl = ptx::cvt_f32_f16(d[g]) * weight_scale, dh = ptx::cvt_f32_f16(d[g + 8]) * weight_scale;
-    const char4 sl = *reinterpret_cast<const char4*>(cell + g * 16 + 4 * plane);
-    const char4 sh = *reinterpret_cast<const char4*>(cell + (g + 8) * 16 + 4 * plane);
-    step(v.x, h.x & 0xffffu, dl * sl.x, dh * sh.x, a[0]);
-    step(v.y, h.x >> 16, dl * sl.y, dh * sh.y, a[1]);
-    step(v.z, h.y & 0xffffu, dl * sl.z, dh * sh.z, a[2]);
-    step(v.w, h.y >> 16, dl * sl.w, dh * sh.w, a[3]);
+    const char2 sl = *reinterpret_cast<const char2*>(cell + g * 16 + 4 * plane + 2 * half);
+    const char2 sh = *reinterpret_cast<const char2*>(cell + (g + 8) * 16 + 4 * plane + 2 * half);
+    step(v.x, pairs & 0xffffu, dl * sl.x, dh * sh.x, a[0]);
+    step(v.y, pairs >> 16, dl * sl.y, dh * sh.y, a[1]);
   }
 };
 
@@ -193,18 +230,17 @@ struct Cell<QuantType::q4_0> {
     detail::fragments_of((w & 0x0f0f0f0fu) | 0x80808080u, ((w >> 4) & 0x0f0f0f0fu) | 0x80808080u, value(low),
                          value(high), a);
   }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane,
-                                                float weight_scale, Fragments& a) {
-    const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes)[lane];
-    const u32 g = lane >> 2;
-    const u32 dl = reinterpret_cast<const u32*>(cell)[g], dh = reinterpret_cast<const u32*>(cell)[g + 8];
-    auto scale = [&](u32 pair, u32 block) {
-      return ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * block))) * weight_scale;
-    };
-    step(v.x, scale(dl, 0), scale(dh, 0), a[0]);
-    step(v.y, scale(dl, 0), scale(dh, 0), a[1]);
-    step(v.z, scale(dl, 1), scale(dh, 1), a[2]);
-    step(v.w, scale(dl, 1), scale(dh, 1), a[3]);
+  using Codes = uint4;
+  static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32, u32 lane) {
+    return reinterpret_cast<const uint4*>(cell + header_bytes)[lane];
+  }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes& codes, const Scales&, u32, u32 half,
+                                                u32 lane, float weight_scale, HalfFragments& a) {
+    const uint2 v = detail::words_of_half(codes, half);
+    const float low = detail::block_scale(cell, lane >> 2, half, weight_scale);
+    const float high = detail::block_scale(cell, (lane >> 2) + 8, half, weight_scale);
+    step(v.x, low, high, a[0]);
+    step(v.y, low, high, a[1]);
   }
 };
 
@@ -222,19 +258,15 @@ struct Cell<QuantType::q8_0> {
     };
     detail::fragments_of(low_bytes, high_bytes, value(low), value(high), a);
   }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Scales&, u32, u32 lane,
-                                                float weight_scale, Fragments& a) {
-    const uint4* data = reinterpret_cast<const uint4*>(cell + header_bytes);
-    const uint4 v = data[lane], w = data[32 + lane];
-    const u32 g = lane >> 2;
-    const u32 dl = reinterpret_cast<const u32*>(cell)[g], dh = reinterpret_cast<const u32*>(cell)[g + 8];
-    auto scale = [&](u32 pair, u32 block) {
-      return ptx::cvt_f32_f16(static_cast<unsigned short>(pair >> (16 * block))) * weight_scale;
-    };
-    step(v.x, v.y, scale(dl, 0), scale(dh, 0), a[0]);
-    step(v.z, v.w, scale(dl, 0), scale(dh, 0), a[1]);
-    step(w.x, w.y, scale(dl, 1), scale(dh, 1), a[2]);
-    step(w.z, w.w, scale(dl, 1), scale(dh, 1), a[3]);
+  using Codes = detail::NoCodes;
+  static __device__ __forceinline__ Codes codes(const unsigned char*, u32, u32) { return {}; }
+  static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes&, const Scales&, u32, u32 half, u32 lane,
+                                                float weight_scale, HalfFragments& a) {
+    const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes)[half * 32 + lane];
+    const float low = detail::block_scale(cell, lane >> 2, half, weight_scale);
+    const float high = detail::block_scale(cell, (lane >> 2) + 8, half, weight_scale);
+    step(v.x, v.y, low, high, a[0]);
+    step(v.z, v.w, low, high, a[1]);
   }
 };
 

@@ -13,6 +13,7 @@ struct AttentionPrefill {
   using B = AttentionBlock<s>;
   static constexpr u32 warps = spec::attention_prefill_warps(s), threads = warps * 32, rows = warps * 16;
   static constexpr u32 pieces = s.block_keys / 8, o_pieces = s.value_dim / 8;
+  static constexpr u32 segment_blocks = s.segment_keys / s.block_keys;
 
   const KernelArgs& args;
   u32 head, kv_head, lane, tile_position, end;
@@ -63,33 +64,41 @@ struct AttentionPrefill {
     B::template stage<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, first * s.block_keys, end, k_shared);
     const u32 q_row = (warp_token - (tile_position - args.state->start_position)) + (lane & 15);
     const u32 q_address = ptx::shared_address(q_shared) + q_row * B::k_pitch + (lane >> 4) * 16;
-    for (u32 block = first; block <= last; ++block) {
-      const u32 key0 = block * s.block_keys;
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();  // K is there, and nobody reads the last V any more
-      B::template stage<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, key0, end, v_shared);
-      if (block > first && key0 % s.segment_keys == 0) park();
-      float c[pieces][4];
-      B::template scores<pieces>(k_shared, 0, lane, c,
-                                 [&](u32 step, u32(&a)[4]) { ptx::ldmatrix_x4(a, q_address + step * 32); });
-      const bool visible = key0 + s.block_keys - 1 <= tile_position &&
-                           (s.window == 0 || last_position - key0 < s.window);
-      B::template mask<pieces>(args, c, key0, lane, position, visible);
-      float factor[2];
-      online_softmax<pieces>(row, c, scale, factor);
-#pragma unroll
-      for (u32 n = 0; n < o_pieces; ++n) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) o[n][i] = __fmul_rn(o[n][i], factor[i >> 1]);
-      }
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();  // V is there, and nobody reads this K any more
-      if (block < last) {
-        B::template stage<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, key0 + s.block_keys, end, k_shared);
-      }
-      B::template values<o_pieces>(v_shared, 0, lane, c, o);
+    // One loop a segment: a branch to `park` inside the blocks' loop would cost registers there.
+    u32 block = first;
+    while (true) {
+      const u32 stop = min(last, (block / segment_blocks + 1) * segment_blocks - 1);
+      for (; block <= stop; ++block) run_block(block, last, last_position, k_shared, v_shared, q_address);
+      if (block > last) break;
+      park();
     }
     finish(n_tokens);
+  }
+
+  /// Scores, softmax and values of one block of keys, whose K has been asked for.
+  __device__ __forceinline__ void run_block(u32 block, u32 last, u32 last_position, unsigned char* k_shared,
+                                            unsigned char* v_shared, u32 q_address) {
+    const u32 key0 = block * s.block_keys;
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // K is there, and nobody reads the last V any more
+    B::template stage<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, key0, end, v_shared);
+    float c[pieces][4];
+    B::template scores<pieces>(k_shared, 0, lane, c, [&](u32 step, u32(&a)[4]) { ptx::ldmatrix_x4(a, q_address + step * 32); });
+    const bool visible = key0 + s.block_keys - 1 <= tile_position && (s.window == 0 || last_position - key0 < s.window);
+    B::template mask<pieces>(args, c, key0, lane, position, visible);
+    float factor[2];
+    online_softmax<pieces>(row, c, scale, factor);
+#pragma unroll
+    for (u32 n = 0; n < o_pieces; ++n) {
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) o[n][i] = __fmul_rn(o[n][i], factor[i >> 1]);
+    }
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // V is there, and nobody reads this K any more
+    if (block < last) {
+      B::template stage<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, key0 + s.block_keys, end, k_shared);
+    }
+    B::template values<o_pieces>(v_shared, 0, lane, c, o);
   }
 
   __device__ __forceinline__ float* parking(u32 h, u32 n) const {
@@ -104,13 +113,14 @@ struct AttentionPrefill {
     for (u32 h = 0; h < 2; ++h) {
       const Fold f = fold_segment(total_maximum[h], total_sum[h], row.maximum[h], quad_sum(row.sum[h]), scale);
       row.maximum[h] = minus_infinity, row.sum[h] = 0;
-      if (token[h] < n_tokens) {
+      const bool mine = token[h] < n_tokens;
+      float* place = parking(h, 0);
 #pragma unroll
-        for (u32 n = 0; n < o_pieces; ++n) {
-          float2* place = reinterpret_cast<float2*>(parking(h, n));
-          const float2 before = parked ? *place : make_float2(0, 0);
-          *place = make_float2(fold_value(before.x, o[n][2 * h], f), fold_value(before.y, o[n][2 * h + 1], f));
-        }
+      for (u32 n = 0; n < o_pieces; ++n) {
+        float2 before = make_float2(0, 0);
+        if (parked && mine) before = *reinterpret_cast<const float2*>(place + n * 8);
+        before = make_float2(fold_value(before.x, o[n][2 * h], f), fold_value(before.y, o[n][2 * h + 1], f));
+        if (mine) *reinterpret_cast<float2*>(place + n * 8) = before;
       }
 #pragma unroll
       for (u32 n = 0; n < o_pieces; ++n) o[n][2 * h] = o[n][2 * h + 1] = 0;

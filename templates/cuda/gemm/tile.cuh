@@ -63,25 +63,34 @@ struct GemmTile {
       load_slab(args, weights, slab + stages - 1, token0, n_tokens, x_shared, w_shared);
       const u32 plane = slab % cell_slabs;
       const unsigned char* cells = w_generic + slab / cell_slabs % weight_slots * weight_bytes;
-      Fragments a[2];
+      typename C::Codes codes[2];
 #pragma unroll
       for (u32 i = 0; i < 2; ++i) {
         const unsigned char* cell = cells + (pair * 2 + i) * cell_bytes<type>();
         if (plane == 0) scales[i].load(cell, lane, args.weight_scale);
-        C::decode(cell, scales[i], plane, lane, args.weight_scale, a[i]);
+        codes[i] = C::codes(cell, plane, lane);
       }
       const u32 x = x_shared + slab % stages * x_bytes + b_row;
 #pragma unroll
-      for (u32 step = 0; step < 4; ++step) {
-        const u32 piece = ((2 * step + (matrix & 1)) ^ row) * 16;
+      for (u32 half_plane = 0; half_plane < 2; ++half_plane) {
+        HalfFragments a[2];
 #pragma unroll
-        for (u32 n = 0; n < token_pieces; n += 2) {
-          u32 b[4];
-          ptx::ldmatrix_x4(b, x + n * 8 * 128 + piece);
+        for (u32 i = 0; i < 2; ++i) {
+          const unsigned char* cell = cells + (pair * 2 + i) * cell_bytes<type>();
+          C::decode(cell, codes[i], scales[i], plane, half_plane, lane, args.weight_scale, a[i]);
+        }
 #pragma unroll
-          for (u32 i = 0; i < 2; ++i) {
-            ptx::mma_m16n8k16(c[i][n], a[i][step], b[0], b[1]);
-            ptx::mma_m16n8k16(c[i][n + 1], a[i][step], b[2], b[3]);
+        for (u32 step = 0; step < 2; ++step) {
+          const u32 piece = ((half_plane * 4 + step * 2 + (matrix & 1)) ^ row) * 16;
+#pragma unroll
+          for (u32 n = 0; n < token_pieces; n += 2) {
+            u32 b[4];
+            ptx::ldmatrix_x4(b, x + n * 8 * 128 + piece);
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+              ptx::mma_m16n8k16(c[i][n], a[i][step], b[0], b[1]);
+              ptx::mma_m16n8k16(c[i][n + 1], a[i][step], b[2], b[3]);
+            }
           }
         }
       }

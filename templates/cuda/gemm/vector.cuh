@@ -94,12 +94,12 @@ struct GemmVector {
         scales.load(data, lane, args.weight_scale);
         Fragments a[2];
         X x[2];
-        C::decode(data, scales, 0, lane, args.weight_scale, a[0]);
+        decode_plane<type>(data, scales, 0, lane, args.weight_scale, a[0]);
         x[0].load(args, x_shared, cell * planes, lane, n_tokens);
 #pragma unroll
         for (u32 p = 0; p < planes; ++p) {
           if (p + 1 < planes) {
-            C::decode(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
+            decode_plane<type>(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
             if (cell * planes + p + 1 < slabs) x[(p + 1) & 1].load(args, x_shared, cell * planes + p + 1, lane, n_tokens);
           }
           if (cell * planes + p < slabs) chain(c, a[p & 1], x[p & 1]);
@@ -137,7 +137,7 @@ struct GemmVector {
 #pragma unroll
       for (u32 p = 0; p < planes; ++p) {
         Fragments a;
-        C::decode(data, scales, p, lane, args.weight_scale, a);
+        decode_plane<type>(data, scales, p, lane, args.weight_scale, a);
         if (p == 0) ptx::mbarrier_wait(empty, phase ^ 1);
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
