@@ -11,8 +11,9 @@ function(quern_native_template test family)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/${symbol}.o)
     add_custom_command(OUTPUT ${object}
       COMMAND ${QUERN_CLANG} -std=c++20 -O2 -march=x86-64-v3 -fPIC -ffreestanding -ffp-contract=off
-        -fno-math-errno -Wno-psabi -Wno-pass-failed -fno-exceptions -fno-rtti -nostdinc++ -fvisibility=hidden
-        -DQUERN_MUTANT=${mutant} -Dcpu=${symbol}_cpu -Dquern_kernel=${symbol} -Dquern_spec=${symbol}_spec
+        -fno-math-errno -Wno-psabi -Wno-pass-failed -fno-exceptions -fno-rtti -nostdinc++
+        -fvisibility=hidden -DQUERN_MUTANT=${mutant} -Dcpu=${symbol}_cpu
+        -Dquern_kernel=${symbol} -Dquern_spec=${symbol}_spec
         -Dquern_vector_registers=${symbol}_registers
         -I. -c templates/cpu/${family}.cpp -o ${object}
       DEPENDS ${CMAKE_SOURCE_DIR}/templates/cpu/${family}.cpp ${headers}
