@@ -100,7 +100,7 @@ std::string explain(const CapacityReport& report, const PlanOptions& options,
       return fmt::format(
           "needs {}, and the device has {:.1f} MiB: it needs a smaller KV type, --kv {}; with {} "
           "KV {}",
-          needs, total, spec_name(*report.smaller_kv), options.kv,
+          needs, total, spec_name(report.smaller_kv.value_or(spec::KvType::f32)), options.kv,
           context_advice(report.largest_context_when_freed));
     case Verdict::exceeds_device:
       break;
@@ -154,6 +154,7 @@ CapacityReport check_capacity(const ModelGraph& graph, const PlanOptions& option
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   });
   std::vector<uint64_t> totals;
+  totals.reserve(smaller.size());
   for (const auto& candidate : smaller) totals.push_back(candidate.first);
   report.verdict = classify(report.account.total(), totals, memory);
   const uint64_t empty = std::max(memory.total, memory.free);

@@ -363,7 +363,9 @@ Plan plan_from_json(std::string_view text, std::string_view name) {
   const OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   const Cursor c(json, std::string(name), ": ");
   if (json.is_discarded()) c.refuse("the text is not JSON");
-  if (!json.is_object() || !json.contains("quern_plan")) c.refuse("the text is no Quern plan: it has no quern_plan version");
+  if (!json.is_object() || !json.contains("quern_plan")) {
+    c.refuse("the text is no Quern plan: it has no quern_plan version");
+  }
   const uint64_t version = c.at("quern_plan").u64();
   if (version != Plan::version) {
     c.at("quern_plan")

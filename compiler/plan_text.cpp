@@ -28,7 +28,7 @@ std::string human_bytes(uint64_t bytes) {
 std::string kernel_summary(const spec::AnySpec& spec) {
   std::string text;
   for (const auto& [field, value] : spec_fields(spec)) {
-    if (value == "0" || value == "none" || value == "store") continue;
+    if (value == "0" || value == "none" || value == "store" || value == "cpu") continue;
     if (field.ends_with(".type") && text.find("n_segments") == std::string::npos) {
       // Types of segments beyond the last say nothing: rows of 0 are left out below.
       const std::string rows = field.substr(0, field.size() - 4) + "rows";
@@ -216,17 +216,21 @@ std::string describe_plan(const Plan& plan) {
   std::string out;
   describe_head(plan, out);
   describe_capacity(plan, out);
-  std::vector<uint32_t> launches(plan.kernels.size());
+  std::vector<uint32_t> launches(plan.kernels.size()), repacks(plan.kernels.size());
+  for (const WeightBinding& weight : plan.weights) {
+    if (weight.repack_kernel < repacks.size()) ++repacks[weight.repack_kernel];
+  }
   for (const Step& step : plan.steps) {
     if (step.kernel < launches.size()) ++launches[step.kernel];
   }
   out += fmt::format("\nkernels ({})\n", plan.kernels.size());
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
     const PlanKernel& kernel = plan.kernels[i];
-    out +=
-        fmt::format("  {:>3} {:<9} {} steps, key {:.12}{}\n      {}\n", i, spec_family(kernel.spec),
-                    launches[i], kernel.key_digest, kernel.entry_digest.empty() ? "" : ", compiled",
-                    kernel_summary(kernel.spec));
+    const std::string uses = repacks[i] != 0 ? fmt::format("{} weights", repacks[i])
+                                             : fmt::format("{} steps", launches[i]);
+    out += fmt::format("  {:>3} {:<9} {}, key {:.12}{}\n      {}\n", i, spec_family(kernel.spec),
+                       uses, kernel.key_digest, kernel.entry_digest.empty() ? "" : ", compiled",
+                       kernel_summary(kernel.spec));
   }
   out += fmt::format("\nsteps ({})\n", plan.steps.size());
   for (const Step& step : plan.steps) {

@@ -272,8 +272,10 @@ void Fuser::lower_delta(size_t node) {
 // ---- shared by all operations ----
 
 const Place& Fuser::place(ValueId value, size_t reader) const {
-  if (!places_[value].has_value()) no_kernel(reader, "an input of it has not been computed");
-  return *places_[value];
+  if (places_[value].buffer.kind == BufferKind::none) {
+    no_kernel(reader, "an input of it has not been computed");
+  }
+  return places_[value];
 }
 
 BufferRef Fuser::dense(ValueId value, size_t reader) const {
@@ -331,7 +333,11 @@ BufferRef Fuser::weight(WeightForm form, const WeightSlice& slice) {
                   slice.offset, slice.block, slice.stride, slice.tensor);
   const auto [entry, added] =
       weight_index_.try_emplace(key, static_cast<uint32_t>(program_.weights.size()));
-  if (added) program_.weights.push_back({.form = form, .slice = slice});
+  if (added) {
+    WeightBinding& binding = program_.weights.emplace_back();
+    binding.form = form;
+    binding.slice = slice;
+  }
   return {BufferKind::weight, entry->second};
 }
 

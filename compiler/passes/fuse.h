@@ -3,7 +3,6 @@
 // Inside of the fuse pass: which nodes are computed by which kernel (claims), then the launches.
 
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,7 +10,8 @@
 
 namespace quern::passes {
 
-/// Where a value lies: `width` floats at `offset` of every row of `row_width` floats.
+/// Where a value lies: its floats start at `offset` of every row of `row_width` floats. The buffer
+/// is `none` until a launch makes the value.
 struct Place {
   BufferRef buffer;
   uint32_t row_width = 0;
@@ -130,7 +130,7 @@ class Fuser {
   std::vector<size_t> producer_;                ///< By value.
   std::vector<std::vector<size_t>> uses_;       ///< By value.
   std::vector<Role> roles_;                     ///< By node.
-  std::vector<std::optional<Place>> places_;    ///< By value.
+  std::vector<Place> places_;                   ///< By value.
   std::map<size_t, size_t> add_operand_;        ///< Add -> the node whose kernel adds the residual.
   std::map<size_t, ValueId> experts_residual_;  ///< RoutedExperts -> what its sum starts from.
   std::map<size_t, size_t> sum_of_;  ///< Last node of such a sum -> the Add that it makes needless.
