@@ -2,13 +2,13 @@
 
 #include <limits>
 
-#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/device_sizes.h"
 
 namespace quern {
 
 namespace {
 
-constexpr uint64_t f32_bytes = 4, i32_bytes = 4;
+constexpr uint64_t f32_bytes = 4, f16_bytes = 2, i32_bytes = 4;
 
 uint64_t floats(uint64_t count) {
   return saturating_mul(count, f32_bytes);
@@ -32,6 +32,12 @@ Argument read_rows(std::string_view name, uint64_t width) {
 }
 Argument write_rows(std::string_view name, uint64_t width) {
   return rows(name, Access::write, floats(width));
+}
+
+Argument operand(std::string_view name, Access access, uint64_t width) {
+  Argument argument = rows(name, access, operand_row_bytes(width));
+  argument.activation = ActivationForm::operand;
+  return argument;
 }
 
 Argument weight(std::string_view name, WeightForm form, spec::QuantType type, uint64_t k,
@@ -63,7 +69,8 @@ bool is_glu(spec::Epilogue epilogue) {
 template <size_t N>
 uint64_t out_rows(const spec::RowSegment (&segments)[N], uint32_t n_segments,
                   spec::Epilogue epilogue) {
-  if (is_glu(epilogue)) return segments[0].rows;
+  // On the GPU gate and up are one segment.
+  if (is_glu(epilogue)) return n_segments == 1 ? segments[0].rows / 2 : segments[0].rows;
   uint64_t sum = 0;
   for (uint32_t i = 0; i < n_segments && i < N; ++i) sum += segments[i].rows;
   return sum;
@@ -71,7 +78,7 @@ uint64_t out_rows(const spec::RowSegment (&segments)[N], uint32_t n_segments,
 
 /// Lists the arguments of each family.
 struct Lister {
-  uint32_t kv_capacity;
+  const Plan& plan;
 
   using List = std::vector<Argument>;
 
@@ -81,16 +88,19 @@ struct Lister {
     return {ids, weight("table", WeightForm::raw, s.type, s.width, 0), write_rows("y", s.width)};
   }
   List operator()(const spec::NormSpec& s) const {
-    return {read_rows("x", s.width), vector("w", s.group), write_rows("y", s.width),
+    const bool operands = s.tier != spec::Tier::cpu && s.residual == 0;
+    return {read_rows("x", s.width), vector("w", s.group),
+            operands ? operand("y", Access::write, s.width) : write_rows("y", s.width),
             s.residual != 0 ? read_rows("residual", s.width) : null("residual"),
             s.gate != 0 ? read_rows("z", s.z_row_width) : null("z")};
   }
   List operator()(const spec::GatherSpec& s) const {
-    Argument x = read_rows("x", s.width);
+    const bool operands = s.operand != 0;
+    Argument x = operands ? operand("x", Access::read, s.width) : read_rows("x", s.width);
     x.token_rows = true;
     return {x,
             {.name = "index", .kind = BufferKind::outputs, .bytes_per_row = i32_bytes},
-            write_rows("y", s.width)};
+            operands ? operand("y", Access::write, s.width) : write_rows("y", s.width)};
   }
   List operator()(const spec::AddSpec& s) const {
     const bool gated = s.gate_width != 0;
@@ -100,12 +110,15 @@ struct Lister {
   }
   List operator()(const spec::GemmSpec& s) const {
     const uint64_t out = out_rows(s.segments, s.n_segments, s.epilogue);
+    const bool gpu = s.tier != spec::Tier::cpu;
     List list = {
-        read_rows("x", s.k), write_rows("y", out),
+        gpu ? operand("x", Access::read, s.k) : read_rows("x", s.k),
+        gpu && is_glu(s.epilogue) ? operand("y", Access::write, out) : write_rows("y", out),
         s.epilogue == spec::Epilogue::residual ? read_rows("residual", out) : null("residual")};
     for (uint32_t i = 0; i < s.n_segments && i < spec::GemmSpec::max_segments; ++i) {
       list.push_back(
           weight("weight", WeightForm::packed, s.segments[i].type, s.k, s.segments[i].rows));
+      list.back().glu = gpu && is_glu(s.epilogue);
     }
     for (uint32_t i = 0; i < s.n_segments && i < spec::GemmSpec::max_segments; ++i) {
       list.push_back((s.bias >> i & 1u) != 0 ? vector("bias", s.segments[i].rows) : null("bias"));
@@ -125,23 +138,40 @@ struct Lister {
       if (s.qk_norm == spec::QkNorm::none) return null(name);
       return vector(name, saturating_mul(per_head ? 1 : heads, s.head_dim));
     };
-    return {rows("qkv", Access::update, floats(s.row_width)),
-            table,
-            norm("q norm", s.n_head),
-            norm("k norm", s.n_head_kv),
-            state("K cache", StateKind::key_cache, cache_bytes(s.kv, s.n_head_kv, s.head_dim),
-                  Access::update),
-            state("V cache", StateKind::value_cache, cache_bytes(s.kv, s.n_head_kv, s.value_dim),
-                  Access::update)};
+    List list = {rows("qkv", Access::update, floats(s.row_width)),
+                 table,
+                 norm("q norm", s.n_head),
+                 norm("k norm", s.n_head_kv),
+                 state("K cache", StateKind::key_cache, cache_bytes(s.kv, s.n_head_kv, s.head_dim),
+                       Access::update),
+                 state("V cache", StateKind::value_cache,
+                       cache_bytes(s.kv, s.n_head_kv, s.value_dim), Access::update)};
+    if (s.tier == spec::Tier::cpu) return list;
+    // For flash attention the queries leave as f16 here; for wave attention they stay in place.
+    list.push_back(rows("q", Access::write, product(s.n_head, s.head_dim, f16_bytes)));
+    list.back().optional = true;
+    return list;
   }
   List operator()(const spec::AttentionSpec& s) const {
-    return {read_rows("q", s.q_row_width),
-            state("K cache", StateKind::key_cache, cache_bytes(s.kv, s.n_head_kv, s.head_dim),
-                  Access::read),
-            state("V cache", StateKind::value_cache, cache_bytes(s.kv, s.n_head_kv, s.value_dim),
-                  Access::read),
-            rows("out", Access::write, product(s.n_head, s.value_dim, f32_bytes)),
-            s.gate != 0 ? read_rows("gate", s.gate_row_width) : null("gate")};
+    const bool gpu = s.tier != spec::Tier::cpu, flash = s.path == spec::AttentionPath::flash;
+    List list = {gpu && flash ? rows("q", Access::read, product(s.n_head, s.head_dim, f16_bytes))
+                              : read_rows("q", s.q_row_width),
+                 state("K cache", StateKind::key_cache, cache_bytes(s.kv, s.n_head_kv, s.head_dim),
+                       Access::read),
+                 state("V cache", StateKind::value_cache,
+                       cache_bytes(s.kv, s.n_head_kv, s.value_dim), Access::read),
+                 gpu ? operand("out", Access::write, saturating_mul(s.n_head, s.value_dim))
+                     : rows("out", Access::write, product(s.n_head, s.value_dim, f32_bytes)),
+                 s.gate != 0 ? read_rows("gate", s.gate_row_width) : null("gate")};
+    if (!gpu) return list;
+    Argument scratch = rows("scratch", Access::write, 0);
+    scratch.fixed_bytes = attention_scratch_bytes(s, plan.options.chunk, plan.options.context);
+    list.push_back(scratch);
+    Argument counters = flash ? rows("counters", Access::update, 0) : null("counters");
+    counters.activation = ActivationForm::counters;
+    counters.fixed_bytes = flash ? uint64_t{s.n_head_kv} * sizeof(uint32_t) : 0;
+    list.push_back(counters);
+    return list;
   }
   List operator()(const spec::ConvSpec& s) const {
     const uint64_t kept = s.kernel == 0 ? 0 : s.kernel - 1;
@@ -194,7 +224,7 @@ struct Lister {
 
  private:
   uint64_t cache_bytes(spec::KvType kv, uint32_t n_head_kv, uint32_t dim) const {
-    return cpu::kv_cache_bytes(kv, n_head_kv, dim, kv_capacity);
+    return kv_cache_bytes(plan.target, kv, n_head_kv, dim, kv_capacity(plan.options.context));
   }
 };
 
@@ -212,8 +242,8 @@ uint64_t saturating_add(uint64_t a, uint64_t b) {
                                                       : a + b;
 }
 
-std::vector<Argument> kernel_arguments(const spec::AnySpec& spec, uint32_t kv_capacity) {
-  return std::visit(Lister{kv_capacity}, spec);
+std::vector<Argument> kernel_arguments(const spec::AnySpec& spec, const Plan& plan) {
+  return std::visit(Lister{plan}, spec);
 }
 
 }  // namespace quern

@@ -16,6 +16,8 @@ struct Argument {
   std::string_view name;
   BufferKind kind = BufferKind::none;  ///< `none`: the family's null argument.
   Access access = Access::read;
+  bool optional = false;  ///< May be null too.
+  ActivationForm activation = ActivationForm::rows;
   /// Activations, token ids, row numbers, logits: bytes for each row of the launch, and beside the
   /// rows.
   uint64_t bytes_per_row = 0, fixed_bytes = 0;
@@ -26,13 +28,15 @@ struct Argument {
   WeightForm form = WeightForm::raw;
   spec::QuantType type = spec::QuantType::f32;
   uint64_t k = 0, rows = 0, experts = 1;
+  bool glu = false;  ///< Gate and up rows in one packed weight.
   /// State.
   StateKind state = StateKind::key_cache;
 };
 
-/// The arguments of a kernel, in its buffer order. Sizes saturate at 2^64 - 1 where a spec is
-/// absurd. `kv_capacity`: positions of the KV cache; the cache's bytes are `fixed_bytes`.
-std::vector<Argument> kernel_arguments(const spec::AnySpec& spec, uint32_t kv_capacity);
+/// The arguments of a kernel of the plan, in its buffer order: of its target, cache and chunk. Sizes
+/// saturate at 2^64 - 1 where a spec is absurd. A cache's bytes are `fixed_bytes`. On the GPU a packed
+/// weight's type is its resident type, and the rows of a gated unit count both halves.
+std::vector<Argument> kernel_arguments(const spec::AnySpec& spec, const Plan& plan);
 
 /// Throws Error (`failed`) naming the field under `where` if no kernel of the family can be made
 /// from the spec: counts out of range, rows that are not whole blocks, parts outside their row.

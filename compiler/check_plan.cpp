@@ -7,9 +7,12 @@
 #include <limits>
 
 #include "compiler/arguments.h"
-#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/compile_kernel.h"
+#include "compiler/cuda/cuda_compiler.h"
+#include "compiler/device_sizes.h"
 #include "compiler/spec_names.h"
 #include "models/error.h"
+#include "templates/spec/gemm_launch.h"
 
 namespace quern {
 
@@ -31,6 +34,9 @@ class PlanChecker {
     check_weights();
     check_layout();
     written_.assign(plan_.activations.size(), false);
+    for (size_t i = 0; i < plan_.activations.size(); ++i) {
+      written_[i] = plan_.activations[i].form == ActivationForm::counters;
+    }
     for (size_t i = 0; i < plan_.steps.size(); ++i) check_step(i);
     if (!logits_written_) refuse("steps", "no step writes the logits");
     check_overlaps();
@@ -45,6 +51,14 @@ class PlanChecker {
 
   void check_head() const {
     const PlanOptions& options = plan_.options;
+    if (plan_.target.kind != "cpu" && plan_.target.kind != "cuda") {
+      refuse("target.kind", "is neither cpu nor cuda");
+    }
+    if (is_cuda(plan_.target) &&
+        std::ranges::find(cuda::target_table(), plan_.target.name, &cuda::TargetTraits::name) ==
+            cuda::target_table().end()) {
+      refuse("target.name", "is no GPU that this build has kernels for");
+    }
     if (options.context == 0 || options.context > max_context) {
       refuse("options.context", fmt::format("{} is not a context length", options.context));
     }
@@ -71,23 +85,36 @@ class PlanChecker {
   void check_kernels() const {
     for (size_t i = 0; i < plan_.kernels.size(); ++i) {
       const PlanKernel& kernel = plan_.kernels[i];
-      if (!is_digest(kernel.key_digest)) {
+      // A GPU plan may have been made where no NVRTC was there to name its version.
+      if (!is_digest(kernel.key_digest) && !(kernel.key_digest.empty() && is_cuda(plan_.target))) {
         refuse(fmt::format("kernels[{}].key_digest", i), "is no SHA-256 in hex");
       }
       if (!kernel.entry_digest.empty() && !is_digest(kernel.entry_digest)) {
         refuse(fmt::format("kernels[{}].entry_digest", i), "is neither empty nor a SHA-256 in hex");
       }
       check_spec(kernel.spec, fmt::format("{}: kernels[{}].spec", name_, i));
-      std::visit(
-          [&](const auto& spec) {
-            if constexpr (requires { spec.tier; }) {
-              if ((spec.tier == spec::Tier::cpu) != (plan_.target.kind == "cpu")) {
-                refuse(fmt::format("kernels[{}].spec.tier", i), "is not of the plan's target");
-              }
-            }
-          },
-          kernel.spec);
+      if (!runs_on_target(kernel.spec)) {
+        refuse(fmt::format("kernels[{}].spec.tier", i), "is not of the plan's target");
+      }
     }
+  }
+
+  bool runs_on_target(const spec::AnySpec& spec) const {
+    const bool gpu = is_cuda(plan_.target);
+    return std::visit(
+        [gpu](const auto& held) {
+          using Spec = std::decay_t<decltype(held)>;
+          if constexpr (requires { held.tier; }) {
+            return (held.tier != spec::Tier::cpu) == gpu;
+          } else if constexpr (std::is_same_v<Spec, spec::GatherSpec>) {
+            return gpu || held.operand == 0;
+          } else if constexpr (std::is_same_v<Spec, spec::AddSpec>) {
+            return !gpu || held.gate_width == 0;
+          } else {
+            return !gpu;
+          }
+        },
+        spec);
   }
 
   void check_weights() const {
@@ -99,15 +126,16 @@ class PlanChecker {
       if (slice.rows == 0 || slice.rows > max_bytes || slice.offset > max_bytes) {
         refuse(field, "has no rows, or absurdly many");
       }
-      if (weight.form == WeightForm::vector) {
-        if (weight.bytes != 0) refuse(field + ".bytes", "a vector read in place takes none");
-        continue;
-      }
-      check_slice(slice, field);
-      if (weight.form == WeightForm::raw) {
-        if (weight.bytes != 0) refuse(field + ".bytes", "a tensor read in place takes none");
-      } else {
+      if (weight.form != WeightForm::vector) check_slice(slice, field);
+      if (weight.form == WeightForm::packed) {
         check_packed(weight, field);
+      } else if (weight.glu_up) {
+        refuse(field + ".glu_up", "belongs to packed weights alone");
+      }
+      const uint64_t bytes = weight_bytes(plan_.target, weight);
+      if (weight.bytes != bytes || bytes > max_bytes) {
+        refuse(field + ".bytes",
+               fmt::format("{} is not the {} that its rows take", weight.bytes, bytes));
       }
     }
   }
@@ -139,11 +167,16 @@ class PlanChecker {
     if (repack == nullptr || repack->type != to_spec(slice.type) || repack->k != slice.k) {
       refuse(field + ".repack_kernel", "is not the repack kernel of its type and row length");
     }
-    const uint64_t bytes =
-        saturating_mul(slice.experts, cpu::packed_bytes(to_spec(slice.type), slice.rows, slice.k));
-    if (weight.bytes != bytes || bytes > max_bytes) {
-      refuse(field + ".bytes",
-             fmt::format("{} is not the {} that its rows take", weight.bytes, bytes));
+    if (!weight.glu_up) return;
+    const WeightSlice& up = *weight.glu_up;
+    const std::string up_field = field + ".glu_up";
+    if (!is_cuda(plan_.target)) refuse(up_field, "belongs to GPU plans alone");
+    if (up.tensor.empty()) refuse(up_field, "names no tensor");
+    check_slice(up, up_field);
+    if (up.type != slice.type || up.k != slice.k || up.rows != slice.rows ||
+        up.block != slice.block || up.stride != slice.stride || up.experts != slice.experts ||
+        slice.rows % 8 != 0) {
+      refuse(up_field, "is not cut as the gate is, by whole groups of 8 rows");
     }
   }
 
@@ -151,9 +184,10 @@ class PlanChecker {
     for (size_t i = 0; i < plan_.activations.size(); ++i) {
       const ActivationBuffer& buffer = plan_.activations[i];
       const std::string field = fmt::format("activations[{}]", i);
-      const uint64_t rows = buffer.selected ? plan_.max_outputs : plan_.options.chunk;
-      const uint64_t needed =
-          saturating_add(saturating_mul(buffer.bytes_per_row, rows), buffer.fixed_bytes);
+      const uint64_t needed = activation_bytes(buffer, plan_.options.chunk, plan_.max_outputs);
+      if (buffer.form != ActivationForm::rows && !is_cuda(plan_.target)) {
+        refuse(field + ".form", "belongs to GPU plans alone");
+      }
       if (buffer.bytes != needed || needed > max_bytes) {
         refuse(field + ".bytes",
                fmt::format("{} is not the {} that its rows take", buffer.bytes, needed));
@@ -182,27 +216,61 @@ class PlanChecker {
   void check_step(size_t index) {
     const Step& step = plan_.steps[index];
     const std::string field = fmt::format("steps[{}]", index);
-    if (step.kernel >= plan_.kernels.size()) refuse(field + ".kernel", "points at no kernel");
-    const spec::AnySpec& spec = plan_.kernels[step.kernel].spec;
-    if (std::holds_alternative<spec::RepackSpec>(spec)) {
-      refuse(field + ".kernel", "is a repack kernel, which runs when weights are loaded");
-    }
-    if (std::holds_alternative<spec::GatherSpec>(spec) && step.rows != StepRows::outputs) {
-      refuse(field + ".rows", "a gather makes rows of outputs");
-    }
-    const auto arguments = kernel_arguments(spec, kv_capacity(plan_.options.context));
-    if (step.buffers.size() != arguments.size()) {
-      refuse(field + ".buffers",
-             fmt::format("{} where the kernel takes {}", step.buffers.size(), arguments.size()));
-    }
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      check_argument(step, i, arguments[i], fmt::format("{}.buffers[{}]", field, i));
-    }
+    check_kernel_of(step, step.kernel, field + ".kernel");
+    check_variants(step, field);
+    const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
     check_aliases(step, arguments, field);
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (arguments[i].access == Access::read) continue;
       if (step.buffers[i].kind == BufferKind::activation) written_[step.buffers[i].index] = true;
       if (step.buffers[i].kind == BufferKind::logits) logits_written_ = true;
+    }
+  }
+
+  /// That a kernel takes the step's buffers.
+  void check_kernel_of(const Step& step, uint32_t kernel, const std::string& field) const {
+    if (kernel >= plan_.kernels.size()) refuse(field, "points at no kernel");
+    const spec::AnySpec& spec = plan_.kernels[kernel].spec;
+    if (std::holds_alternative<spec::RepackSpec>(spec)) {
+      refuse(field, "is a repack kernel, which runs when weights are loaded");
+    }
+    if (std::holds_alternative<spec::GatherSpec>(spec) && step.rows != StepRows::outputs) {
+      refuse(field, "a gather makes rows of outputs");
+    }
+    const auto arguments = kernel_arguments(spec, plan_);
+    if (step.buffers.size() != arguments.size()) {
+      refuse(field, fmt::format("takes {} buffers and the step has {}", arguments.size(),
+                                step.buffers.size()));
+    }
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      check_argument(step, i, arguments[i], fmt::format("{}, buffer {}", field, i));
+    }
+  }
+
+  /// Rows that a kernel can make at most.
+  static uint32_t kernel_rows(const spec::AnySpec& spec) {
+    const auto* gemm = std::get_if<spec::GemmSpec>(&spec);
+    if (gemm != nullptr && gemm->tier != spec::Tier::cpu && gemm->tile_tokens == 8) return 8;
+    const auto* attention = std::get_if<spec::AttentionSpec>(&spec);
+    if (attention != nullptr && attention->decode != 0) return 1;
+    return std::numeric_limits<uint32_t>::max();
+  }
+
+  void check_variants(const Step& step, const std::string& field) const {
+    const uint32_t most = step.rows == StepRows::outputs ? plan_.max_outputs : plan_.options.chunk;
+    const spec::AnySpec& general = plan_.kernels[step.kernel].spec;
+    if (kernel_rows(general) < most) refuse(field + ".kernel", "makes too few rows");
+    uint32_t last = 0;
+    for (size_t i = 0; i < step.variants.size(); ++i) {
+      const StepVariant& variant = step.variants[i];
+      const std::string at = fmt::format("{}.variants[{}]", field, i);
+      if (!is_cuda(plan_.target)) refuse(at, "belongs to GPU plans alone");
+      check_kernel_of(step, variant.kernel, at);
+      const spec::AnySpec& spec = plan_.kernels[variant.kernel].spec;
+      if (spec.index() != general.index()) refuse(at, "is a kernel of another family");
+      if (variant.max_tokens <= last) refuse(at, "is not for more tokens than the one before it");
+      if (kernel_rows(spec) < variant.max_tokens) refuse(at, "makes too few rows");
+      last = variant.max_tokens;
     }
   }
 
@@ -212,7 +280,8 @@ class PlanChecker {
     // The head's output may be the logits instead of an activation.
     const bool logits = buffer.kind == BufferKind::logits &&
                         argument.kind == BufferKind::activation && argument.access == Access::write;
-    if (buffer.kind != argument.kind && !logits) {
+    const bool absent = buffer.kind == BufferKind::none && argument.optional;
+    if (buffer.kind != argument.kind && !logits && !absent) {
       refuse(field, fmt::format("is not a buffer that \"{}\" can be", argument.name));
     }
     switch (buffer.kind) {
@@ -256,8 +325,12 @@ class PlanChecker {
     if (activation.selected != selected) {
       refuse(field, "has rows of the other kind (chunk or outputs)");
     }
-    if (activation.bytes_per_row != argument.bytes_per_row ||
-        activation.fixed_bytes != argument.fixed_bytes) {
+    // Counters of layers with fewer KV heads are the front of those with more.
+    const bool enough = argument.activation == ActivationForm::counters
+                            ? activation.fixed_bytes >= argument.fixed_bytes
+                            : activation.fixed_bytes == argument.fixed_bytes;
+    if (activation.form != argument.activation ||
+        activation.bytes_per_row != argument.bytes_per_row || !enough) {
       refuse(field, fmt::format("its rows are not those of \"{}\"", argument.name));
     }
     if (argument.access != Access::write && !written_[buffer.index]) {
@@ -274,12 +347,16 @@ class PlanChecker {
     if (argument.form == WeightForm::vector) {
       fits = fits && slice.rows == argument.rows;
     } else {
-      fits = fits && to_spec(slice.type) == argument.type && slice.k == argument.k &&
+      const bool resident = is_cuda(plan_.target) && argument.form == WeightForm::packed;
+      const spec::QuantType type =
+          resident ? spec::gpu_resident_type(to_spec(slice.type)) : to_spec(slice.type);
+      const uint64_t rows = slice.rows * (weight.glu_up ? 2 : 1);
+      fits = fits && type == argument.type && slice.k == argument.k &&
              slice.experts == argument.experts;
       // A table of embeddings has a row for each token id that may come.
       fits = fits && (argument.form == WeightForm::raw
                           ? slice.rows >= plan_.vocabulary && slice.rows == slice.tensor_rows
-                          : slice.rows == argument.rows);
+                          : rows == argument.rows && weight.glu_up.has_value() == argument.glu);
     }
     if (!fits) refuse(field, fmt::format("is not the weight that \"{}\" needs", argument.name));
   }
@@ -331,6 +408,11 @@ void PlanChecker::check_overlaps() const {
       if (buffer.kind != BufferKind::activation) continue;
       lives[buffer.index].first = std::min(lives[buffer.index].first, step);
       lives[buffer.index].last = step;
+    }
+  }
+  for (size_t i = 0; i < lives.size(); ++i) {
+    if (plan_.activations[i].form == ActivationForm::counters && lives[i].first <= lives[i].last) {
+      lives[i] = {0, plan_.steps.size()};
     }
   }
   std::vector<std::vector<uint32_t>> born(plan_.steps.size());

@@ -8,6 +8,7 @@
 #include "compiler/arguments.h"
 #include "compiler/spec_names.h"
 #include "models/error.h"
+#include "templates/spec/gemm_launch.h"
 
 namespace quern {
 
@@ -50,7 +51,13 @@ struct Checker {
   }
 
   void operator()(const spec::EmbedSpec& s) const { whole_blocks("width", s.type, s.width); }
+  /// Refuses what only the CPU's kernels do.
+  void cpu_only(std::string_view field, spec::Tier tier, bool used) const {
+    if (used && tier != spec::Tier::cpu) refuse(field, "has no GPU kernel");
+  }
   void operator()(const spec::NormSpec& s) const {
+    cpu_only("group", s.tier, s.group != s.width);
+    cpu_only("gate", s.tier, s.gate != 0);
     range("width", s.width, 1, max_width);
     range("group", s.group, 1, s.width);
     if (s.width % s.group != 0) refuse("group", "does not divide the width");
@@ -61,7 +68,10 @@ struct Checker {
     range("z_offset", s.z_offset, 0, s.gate != 0 ? max_width : 0);
     if (s.gate != 0) inside("z_offset", s.z_offset, s.width, s.z_row_width);
   }
-  void operator()(const spec::GatherSpec& s) const { range("width", s.width, 1, max_width); }
+  void operator()(const spec::GatherSpec& s) const {
+    range("width", s.width, 1, max_width);
+    flag("operand", s.operand);
+  }
   void operator()(const spec::AddSpec& s) const {
     range("width", s.width, 1, max_width);
     range("gate_width", s.gate_width, 0, max_width);
@@ -80,23 +90,53 @@ struct Checker {
       range(field, s.segments[i].rows, 1, max_width);
       whole_blocks("k", s.segments[i].type, s.k);
     }
-    if (s.epilogue == spec::Epilogue::swiglu || s.epilogue == spec::Epilogue::gelu_glu) {
-      if (s.n_segments != 2 || s.segments[0].rows != s.segments[1].rows) {
-        refuse("epilogue", "a gated unit needs two segments of equal rows");
-      }
+  }
+  template <class Spec>
+  static bool is_glu(const Spec& s) {
+    return s.epilogue == spec::Epilogue::swiglu || s.epilogue == spec::Epilogue::gelu_glu;
+  }
+  template <class Spec>
+  void cpu_tile(const Spec& s) const {
+    if (is_glu(s) && (s.n_segments != 2 || s.segments[0].rows != s.segments[1].rows)) {
+      refuse("epilogue", "a gated unit needs two segments of equal rows");
     }
     range("tile_tokens", s.tile_tokens, 1, 64);
     range("tile_cells", s.tile_cells, 1, 64);
     range("k_block", s.k_block, 16, 1u << 16);
     range("gemv_max_tokens", s.gemv_max_tokens, 0, 64);
   }
+  void gpu_tile(const spec::GemmSpec& s) const {
+    for (uint32_t i = 0; i < s.n_segments; ++i) {
+      if (spec::gpu_cell_bytes(s.segments[i].type) == 0) {
+        refuse(fmt::format("segments[{}].type", i), "has no GPU cells");
+      }
+    }
+    if (is_glu(s)) {
+      if (s.n_segments != 1 || s.segments[0].rows % 16 != 0) {
+        refuse("epilogue", "a gated unit needs one segment of gate and up rows by 8");
+      }
+      if (s.bias != 0) refuse("bias", "gated units have none on the GPU");
+    }
+    const bool decode = s.tile_tokens == 8;
+    if (!decode && s.tile_tokens != 64 && s.tile_tokens != 128 && s.tile_tokens != 256) {
+      refuse("tile_tokens", "is none of 8, 64, 128 and 256");
+    }
+    range("tile_cells", s.tile_cells, decode ? 1 : 8, decode ? 32 : 8);
+    range("stages", s.stages, 2, 16);
+    range("decoders", s.decoders, 0, decode ? 16 : 0);
+    if (decode && spec::launch_shape(s, 1).threads > 1024) {
+      refuse("tile_cells", "makes blocks of more than 1024 threads");
+    }
+  }
   void operator()(const spec::GemmSpec& s) const {
     segments(s);
+    s.tier == spec::Tier::cpu ? cpu_tile(s) : gpu_tile(s);
     range("bias", s.bias, 0, (1u << s.n_segments) - 1);
     positive("softcap", s.softcap);
   }
   void operator()(const spec::ExpertsSpec& s) const {
     segments(s);
+    cpu_tile(s);
     if (s.epilogue == spec::Epilogue::residual) refuse("epilogue", "experts have no residual");
     range("n_expert", s.n_expert, 1, max_experts);
     range("n_used", s.n_used, 1, s.n_expert);
@@ -137,6 +177,20 @@ struct Checker {
     range("segment_keys", s.segment_keys, s.block_keys, 1u << 24);
     if (s.block_keys % 16 != 0) refuse("block_keys", "are not a multiple of 16");
     if (s.segment_keys % s.block_keys != 0) refuse("segment_keys", "are not whole blocks");
+    cpu_only("gate", s.tier, s.gate != 0);
+    range("decode", s.decode, 0, s.tier == spec::Tier::cpu ? 0 : 1);
+    if (s.tier != spec::Tier::cpu && s.path == spec::AttentionPath::flash) gpu_flash(s);
+  }
+  void gpu_flash(const spec::AttentionSpec& s) const {
+    if (s.head_dim % 16 != 0 || s.value_dim % 16 != 0) {
+      refuse("head_dim", "is not a multiple of 16, which flash attention takes on the GPU");
+    }
+    range("head_dim", s.head_dim, 16, 256);
+    range("value_dim", s.value_dim, 16, 256);
+    range("block_keys", s.block_keys, 64, 128);
+    if (s.block_keys % 64 != 0) refuse("block_keys", "are not a multiple of 64");
+    if (s.n_head / s.n_head_kv > 16) refuse("n_head_kv", "has more than 16 query heads each");
+    if (s.kv == spec::KvType::f32) refuse("kv", "is f32, which flash attention does not read");
   }
   void operator()(const spec::ConvSpec& s) const {
     range("channels", s.channels, 1, max_width);

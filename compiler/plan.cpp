@@ -6,6 +6,7 @@
 #include <map>
 
 #include "compiler/check_plan.h"
+#include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
@@ -17,14 +18,15 @@ namespace {
 /// Kernels by their spec: equal specs are one kernel.
 class KernelTable {
  public:
-  explicit KernelTable(Plan& plan) : plan_(plan) {}
+  /// `keys`: kernels get the keys that they are compiled and stored under.
+  KernelTable(Plan& plan, bool keys) : plan_(plan), keys_(keys) {}
 
   uint32_t index_of(const spec::AnySpec& spec) {
     const auto [entry, added] =
         index_.try_emplace(spec_to_text(spec), static_cast<uint32_t>(plan_.kernels.size()));
     if (added) {
       plan_.kernels.push_back({.spec = spec,
-                               .key_digest = cpu::kernel_key(spec, plan_.target).digest(),
+                               .key_digest = keys_ ? kernel_key(spec, plan_.target).digest() : "",
                                .entry_digest = {}});
     }
     return entry->second;
@@ -32,13 +34,19 @@ class KernelTable {
 
  private:
   Plan& plan_;
+  bool keys_;
   std::map<std::string, uint32_t> index_;
 };
 
-void set_kernels(Plan& plan, passes::Program& program) {
-  KernelTable table(plan);
+void set_kernels(Plan& plan, passes::Program& program, bool keys) {
+  KernelTable table(plan, keys);
   for (passes::Program::Launch& launch : program.launches) {
+    std::vector<StepVariant> variants;
+    for (const passes::Program::Variant& variant : launch.variants) {
+      variants.push_back({variant.max_tokens, table.index_of(variant.spec)});
+    }
     plan.steps.push_back({.kernel = table.index_of(launch.spec),
+                          .variants = std::move(variants),
                           .buffers = std::move(launch.buffers),
                           .rows = launch.rows,
                           .layer = launch.layer,
@@ -47,7 +55,9 @@ void set_kernels(Plan& plan, passes::Program& program) {
   for (WeightBinding& weight : program.weights) {
     if (weight.form != WeightForm::packed) continue;
     weight.repack_kernel = table.index_of(
-        spec::RepackSpec{to_spec(weight.slice.type), static_cast<uint32_t>(weight.slice.k)});
+        spec::RepackSpec{.type = to_spec(weight.slice.type),
+                         .k = static_cast<uint32_t>(weight.slice.k),
+                         .tier = is_cuda(plan.target) ? spec::Tier::mma : spec::Tier::cpu});
   }
 }
 
@@ -69,8 +79,14 @@ CapacityAccount account_of(const Plan& plan) {
   account.workspace =
       plan.arena_bytes + uint64_t{plan.max_outputs} * plan.vocabulary * sizeof(float) +
       uint64_t{plan.max_outputs} * sizeof(int32_t) + uint64_t{plan.options.chunk} * sizeof(int32_t);
+  const bool gpu = is_cuda(plan.target);
+  const uint64_t rope_rows = gpu ? plan.options.context : plan.options.chunk;
   for (const Rope& rope : plan.ropes) {
-    account.workspace += uint64_t{plan.options.chunk} * rope.n_rot * sizeof(float);
+    account.workspace += rope_rows * rope.n_rot * sizeof(float);
+  }
+  if (gpu) {
+    account.overhead = staging_bytes;
+    return account;
   }
   for (const PlanKernel& kernel : plan.kernels) {
     account.overhead =
@@ -79,7 +95,8 @@ CapacityAccount account_of(const Plan& plan) {
   return account;
 }
 
-Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target) {
+Plan passes::build_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target,
+                        bool keys) {
   Plan plan;
   plan.architecture = graph.architecture;
   plan.model_name = graph.name;
@@ -94,10 +111,12 @@ Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target
   const ModelGraph selected = passes::select_outputs(graph, decisions);
   passes::Program program = passes::fuse(selected);
   passes::choose(program, plan.options, target);
-  passes::lay_out(program, {.chunk = plan.options.chunk,
-                            .max_outputs = plan.max_outputs,
-                            .kv_capacity = kv_capacity(plan.options.context)});
-  set_kernels(plan, program);
+  passes::lay_out(program,
+                  {.chunk = plan.options.chunk,
+                   .max_outputs = plan.max_outputs,
+                   .kv_capacity = kv_capacity(plan.options.context)},
+                  target);
+  set_kernels(plan, program, keys);
 
   plan.activations = std::move(program.activations);
   plan.arena_bytes = program.arena_bytes;
@@ -109,6 +128,10 @@ Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target
   plan.capacity = account_of(plan);
   check_plan(plan, graph.architecture);
   return plan;
+}
+
+Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target) {
+  return passes::build_plan(graph, options, target, can_compile(target));
 }
 
 }  // namespace quern

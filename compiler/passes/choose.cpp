@@ -3,6 +3,7 @@
 #include <map>
 #include <type_traits>
 
+#include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
@@ -54,6 +55,7 @@ E enumerator(std::string_view option, const std::string& name) {
 }  // namespace
 
 void choose(Program& program, const PlanOptions& options, const Target& target) {
+  if (is_cuda(target)) return choose_cuda(program, options, target);
   const auto kv = enumerator<spec::KvType>("--kv", options.kv);
   const auto path = enumerator<spec::AttentionPath>("--attention", options.attention);
   TileChooser tiles(target, program.decisions);

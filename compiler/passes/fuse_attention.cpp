@@ -139,7 +139,7 @@ void Fuser::lower_attention(size_t node) {
   const BufferRef out = make_output(node_at(node).output);
   launch(spec, {q.buffer, key_cache, value_cache, out, gate}, {node},
          spec.gate != 0 ? "the output gate is applied where the output is stored"
-                        : "queries are read from the fused projection's rows");
+                        : "one kernel from the queries and the cache to the rows of output");
 }
 
 }  // namespace quern::passes

@@ -2,10 +2,8 @@
 #include <limits>
 #include <numeric>
 
-#include "compiler/arguments.h"
-#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/device_sizes.h"
 #include "compiler/passes/passes.h"
-#include "compiler/spec_names.h"
 
 namespace quern::passes {
 
@@ -34,6 +32,12 @@ std::vector<Life> lives(const Program& program) {
       life.last = std::max(life.last, step);
     }
   }
+  for (size_t i = 0; i < result.size(); ++i) {
+    // Counters keep their zeros from launch to launch.
+    if (program.activations[i].form == ActivationForm::counters && result[i].used()) {
+      result[i] = {0, program.launches.size()};
+    }
+  }
   return result;
 }
 
@@ -52,7 +56,7 @@ void add_residuals_in_place(Program& program) {
     const std::vector<Life> now = lives(program);
     const ActivationBuffer& a = program.activations[y.index];
     const ActivationBuffer& b = program.activations[residual.index];
-    if (now[residual.index].last != step || now[y.index].first != step ||
+    if (now[residual.index].last != step || now[y.index].first != step || a.form != b.form ||
         a.bytes_per_row != b.bytes_per_row || a.fixed_bytes != b.fixed_bytes ||
         a.selected != b.selected) {
       continue;
@@ -87,8 +91,7 @@ void place_activations(Program& program, const Sizes& sizes) {
   const std::vector<Life> now = lives(program);
   auto& buffers = program.activations;
   for (ActivationBuffer& buffer : buffers) {
-    const uint64_t rows = buffer.selected ? sizes.max_outputs : sizes.chunk;
-    buffer.bytes = saturating_add(saturating_mul(buffer.bytes_per_row, rows), buffer.fixed_bytes);
+    buffer.bytes = activation_bytes(buffer, sizes.chunk, sizes.max_outputs);
   }
   std::vector<size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -112,14 +115,14 @@ void place_activations(Program& program, const Sizes& sizes) {
   }
 }
 
-void place_states(Program& program, const Sizes& sizes) {
+void place_states(Program& program, const Sizes& sizes, const Target& target) {
   for (const Program::Launch& launch : program.launches) {
     const auto* attention = std::get_if<spec::AttentionSpec>(&launch.spec);
     if (attention == nullptr) continue;
     const uint32_t dims[2] = {attention->head_dim, attention->value_dim};
     for (size_t i = 0; i < 2; ++i) {
       program.states[launch.buffers[1 + i].index].bytes =
-          cpu::kv_cache_bytes(attention->kv, attention->n_head_kv, dims[i], sizes.kv_capacity);
+          kv_cache_bytes(target, attention->kv, attention->n_head_kv, dims[i], sizes.kv_capacity);
     }
   }
   program.state_bytes = 0;
@@ -129,22 +132,14 @@ void place_states(Program& program, const Sizes& sizes) {
   }
 }
 
-void size_weights(Program& program) {
-  for (WeightBinding& weight : program.weights) {
-    if (weight.form != WeightForm::packed) continue;
-    weight.bytes = weight.slice.experts *
-                   cpu::packed_bytes(to_spec(weight.slice.type), weight.slice.rows, weight.slice.k);
-  }
-}
-
 }  // namespace
 
-void lay_out(Program& program, const Sizes& sizes) {
+void lay_out(Program& program, const Sizes& sizes, const Target& target) {
   add_residuals_in_place(program);
   drop_unused(program);
   place_activations(program, sizes);
-  place_states(program, sizes);
-  size_weights(program);
+  place_states(program, sizes, target);
+  for (WeightBinding& weight : program.weights) weight.bytes = weight_bytes(target, weight);
 }
 
 }  // namespace quern::passes

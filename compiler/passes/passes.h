@@ -13,8 +13,14 @@ namespace quern::passes {
 /// What the passes after `select` work on: the plan's parts while kernels and offsets are still
 /// open.
 struct Program {
+  /// A kernel for launches of at most `max_tokens` rows.
+  struct Variant {
+    uint32_t max_tokens = 0;
+    spec::AnySpec spec;
+  };
   struct Launch {
     spec::AnySpec spec;
+    std::vector<Variant> variants = {};  ///< As Step::variants; set by choose.
     std::vector<BufferRef> buffers;
     StepRows rows = StepRows::tokens;
     int32_t layer = -1;
@@ -22,7 +28,7 @@ struct Program {
   };
 
   std::vector<Launch> launches;
-  std::vector<ActivationBuffer> activations;  ///< Offsets and bytes are set by lay_out.
+  std::vector<ActivationBuffer> activations;  ///< Forms are set by choose, offsets and bytes by lay_out.
   std::vector<WeightBinding> weights;         ///< Bytes and repack kernels are set by lay_out.
   std::vector<StateBuffer> states;            ///< KV bytes and all offsets are set by lay_out.
   uint64_t arena_bytes = 0, state_bytes = 0;
@@ -41,6 +47,12 @@ struct Sizes {
 PlanOptions resolve(const PlanOptions& options, const ModelGraph& graph, const Target& target,
                     std::vector<Decision>& decisions);
 
+/// Whether flash attention's GPU kernels can do this; `why` then says what keeps them from it.
+bool gpu_flash_runs(const Attention& attention, spec::KvType kv, std::string* why = nullptr);
+
+/// Refuses a graph with operations that have no GPU kernel yet (Error, `usage`, with the remedy).
+void require_gpu_kernels(const ModelGraph& graph, const Target& target);
+
 /// Moves SelectOutputs up through token-wise operations, so that whatever only the requested rows
 /// need is computed for those alone. Attention, convolution and the delta rule keep every row, and
 /// so does what feeds them.
@@ -51,11 +63,16 @@ ModelGraph select_outputs(const ModelGraph& graph, std::vector<Decision>& decisi
 /// stay at the specs' defaults. Throws Error (`failed`) naming a node that no kernel computes.
 Program fuse(const ModelGraph& graph);
 
-/// Sets tiles, the attention path and the cache's type in the specs.
+/// Sets tiles, the attention path and the cache's type in the specs, for a GPU by choose_cuda.
 void choose(Program& program, const PlanOptions& options, const Target& target);
 
+/// The same for a GPU, and what differs there: f16 operands between kernels, a GLU's gate and up as one
+/// packed weight, f16 queries and attention's scratch, kernels by the number of tokens. Throws Error
+/// (`failed`) naming the launch that no GPU kernel computes.
+void choose_cuda(Program& program, const PlanOptions& options, const Target& target);
+
 /// Shares activation bytes by liveness, sizes the state and the weights, and sets every offset.
-void lay_out(Program& program, const Sizes& sizes);
+void lay_out(Program& program, const Sizes& sizes, const Target& target);
 
 /// Appends decisions that differ only in their layer as one: "blk.0-29 attn_q".
 class LayerDecisions {
@@ -70,6 +87,10 @@ class LayerDecisions {
   };
   std::vector<Row> rows_;
 };
+
+/// make_plan, without the kernels' keys where they are not wanted (for accounts of many plans).
+Plan build_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target,
+                bool keys);
 
 /// The part of a node's name after its layer: "attn_q" of "blk.3.attn_q".
 std::string_view short_name(std::string_view node_name);
