@@ -15,9 +15,9 @@ GemmTile choose_gemm_tile(const Target& target, uint32_t k, spec::Epilogue epilo
         "24 sums, 4 weights and a broadcast in 32 registers of 512 bits; a block of weights in L1"};
   }
   if (glu) {
-    return {3, 2, k_block, 2, "gate and up of one cell: 12 sums in 16 registers of 256 bits"};
+    return {3, 2, k_block, 1, "gate and up of one cell: 12 sums in 16 registers of 256 bits"};
   }
-  return {6, 1, k_block, 2, "12 sums, 2 weights and a broadcast in 16 registers of 256 bits"};
+  return {6, 1, k_block, 1, "12 sums, 2 weights and a broadcast in 16 registers of 256 bits"};
 }
 
 }  // namespace quern::cpu

@@ -62,10 +62,18 @@ struct Cell {
     } else {
       constexpr u32 low_bits = format.bits >= 4 ? 4 : 2;
       constexpr u32 high_bits = format.bits - low_bits;
+      // Each row of bytes is widened once and then shared by its values; were it widened value by
+      // value, LLVM would take the fields from the bytes, for which x86 has no shifts.
+      i32x16 low[low_bits];
+      i32x16 high[high_bits + 1];
+#pragma clang loop unroll(full)
+      for (u32 i = 0; i < low_bits; ++i) low[i] = widen(load<u8x16>(p + 16 * i));
+#pragma clang loop unroll(full)
+      for (u32 i = 0; i < high_bits; ++i) high[i] = widen(load<u8x16>(p + 16 * (low_bits + i)));
 #pragma clang loop unroll(full)
       for (u32 j = 0; j < 8; ++j) {
-        i32x16 code = plane<low_bits>(p, j);
-        if constexpr (high_bits > 0) code |= plane<high_bits>(p + 16 * low_bits, j) << low_bits;
+        i32x16 code = field<low_bits>(low, j);
+        if constexpr (high_bits > 0) code |= field<high_bits>(high, j) << low_bits;
         w[j] = weight<T>(code, scale);
       }
     }
@@ -80,12 +88,12 @@ struct Cell {
     }
   }
 
-  /// Value j of the 8 in a plane of `bits` bits.
+  /// Value j of the 8 in a plane of `bits` bits, from its widened rows.
   template <u32 bits>
-  static QUERN_INLINE i32x16 plane(const u8* p, u32 j) {
+  static QUERN_INLINE i32x16 field(const i32x16* rows, u32 j) {
     constexpr u32 per_byte = 8 / bits;
-    const i32x16 byte = widen(load<u8x16>(p + 16 * (j / per_byte)));
-    return (byte >> static_cast<i32>(bits * (j % per_byte))) & static_cast<i32>((1u << bits) - 1);
+    const i32 shift = static_cast<i32>(bits * (j % per_byte));
+    return (rows[j / per_byte] >> shift) & static_cast<i32>((1u << bits) - 1);
   }
 };
 

@@ -146,8 +146,10 @@ struct Tile {
   template <u32 N>
   static void decode_in_registers(const Args& args) {
     u32 token = 0;
-    for (; token + 2 <= args.n_tokens; token += 2) few_tokens<2, N>(args, token);
-    if (token < args.n_tokens) few_tokens<1, N>(args, token);
+    if (spec.gemv_max_tokens > 1) {
+      for (; token + 2 <= args.n_tokens; token += 2) few_tokens<2, N>(args, token);
+    }
+    for (; token < args.n_tokens; ++token) few_tokens<1, N>(args, token);
   }
 
   /// Cells that one tile takes at most.

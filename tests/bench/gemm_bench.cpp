@@ -1,7 +1,7 @@
 // Speed of the CPU's projections at the shapes of SmolLM2 135M (and others), one worker:
 //   gemm_bench --benchmark_filter=q4_1
-// "GFLOP/s" counts a multiply and an add for each weight and token; "weights/s" is what a decode step
-// streams. BM_FmaPeak is the machine's ceiling for both vector widths' code.
+// "GFLOP/s" counts a multiply and an add for each weight and token; "weights/s" is what a decode
+// step streams. BM_FmaPeak is the machine's ceiling for both vector widths' code.
 
 #include <benchmark/benchmark.h>
 
@@ -46,8 +46,7 @@ void run_gemm(benchmark::State& state, const Shape& shape, spec::QuantType type,
   for (auto _ : state) kernel.run({.n_tokens = tokens}, buffers, workers);
   const double weights = static_cast<double>(shape.rows) * shape.k * (shape.glu ? 2 : 1);
   using benchmark::Counter;
-  state.counters["GFLOP/s"] =
-      Counter(2e-9 * weights * tokens, Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] = Counter(2e-9 * weights * tokens, Counter::kIsIterationInvariantRate);
   state.counters["Gweights/s"] = Counter(1e-9 * weights, Counter::kIsIterationInvariantRate);
 }
 
