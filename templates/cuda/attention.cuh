@@ -2,17 +2,22 @@
 
 #include "templates/cuda/attention/decode.cuh"
 #include "templates/cuda/attention/prefill.cuh"
+#include "templates/cuda/attention/wave.cuh"
 
 namespace quern::cuda {
 
-/// Entry of flash attention: `s.decode` chooses the kernel; both make the same bits.
+/// Entry of attention: the path and `s.decode` choose the kernel; flash prefill and flash decode make the same bits, wave has one
+/// kernel for both.
 template <spec::AttentionSpec s>
 struct Kernel {
-  static constexpr u32 threads = s.decode != 0 ? AttentionDecode<s>::threads : AttentionPrefill<s>::threads, min_blocks = 1;
+  static constexpr bool wave = s.path == spec::AttentionPath::wave, decode = s.decode != 0;
+  static constexpr u32 threads = wave ? 256 : decode ? 128 : spec::attention_prefill_warps(s) * 32, min_blocks = 1;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (s.decode != 0) {
+    if constexpr (wave) {
+      AttentionWave<s>::run(args, shared);
+    } else if constexpr (decode) {
       AttentionDecode<s>::run(args, shared);
     } else {
       AttentionPrefill<s>::run(args, shared);

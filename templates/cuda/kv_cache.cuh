@@ -1,6 +1,7 @@
 #pragma once
 
 #include "templates/cuda/abi.h"
+#include "templates/cuda/operand.cuh"
 #include "templates/cuda/ptx/convert.cuh"
 #include "templates/spec/kv_launch.h"
 
@@ -33,9 +34,11 @@ __device__ __forceinline__ float kv_load(const unsigned char* row, u32 i) {
   }
 }
 
-/// Stores a row of `dim` values that the lanes of a warp hold: lane l has values l, l + 32, ... in `v`.
+/// Stores a row of `dim` values that the lanes of a warp hold: lane l has values l, l + 32, ... in `v`. What does not fit an f16 is
+/// clamped and counted.
 template <KvType type, u32 dim>
-__device__ __forceinline__ void kv_store_row(unsigned char* row, const float (&v)[(dim + 31) / 32], u32 lane) {
+__device__ __forceinline__ void kv_store_row(const KernelArgs& args, unsigned char* row, const float (&v)[(dim + 31) / 32],
+                                             u32 lane) {
 #pragma unroll
   for (u32 j = 0; j < (dim + 31) / 32; ++j) {
     const u32 i = j * 32 + lane;
@@ -52,7 +55,7 @@ __device__ __forceinline__ void kv_store_row(unsigned char* row, const float (&v
       if (lane == 0) *reinterpret_cast<unsigned short*>(block + 32) = d_bits;
     } else if (i < dim) {
       if constexpr (type == KvType::f32) reinterpret_cast<float*>(row)[i] = v[j];
-      if constexpr (type == KvType::f16) reinterpret_cast<unsigned short*>(row)[i] = ptx::cvt_rn_f16_f32(v[j]);
+      if constexpr (type == KvType::f16) reinterpret_cast<unsigned short*>(row)[i] = saturated_f16(args, v[j]);
       if constexpr (type == KvType::bf16) reinterpret_cast<unsigned short*>(row)[i] = ptx::cvt_rn_bf16_f32(v[j]);
     }
   }

@@ -76,7 +76,7 @@ struct Kernel {
     float own[(dim + 31) / 32];
 #pragma unroll
     for (u32 j = 0; j < (dim + 31) / 32; ++j) own[j] = v[j];
-    kv_store_row<s.kv, dim>(row, own, lane);
+    kv_store_row<s.kv, dim>(args, row, own, lane);
   }
 
   /// RMSNorm of a head, or of all heads together with this head's part of the weight.

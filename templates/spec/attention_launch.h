@@ -44,4 +44,29 @@ constexpr u32 attention_partial_floats(const AttentionSpec& s, u32 context) {
   return s.n_head * ((context + s.segment_keys - 1) / s.segment_keys) * (s.value_dim + 2);
 }
 
+/// Wave: queries of one head that a block makes at a time, and the blocks that scratch for scores of
+/// `scratch_bytes` allows (a row of `capacity` floats each query), at least one.
+inline constexpr u32 attention_wave_queries = 4;
+inline constexpr u32 attention_wave_scratch_bytes = 64u << 20;
+constexpr u32 attention_wave_blocks(u32 capacity, u32 scratch_bytes = attention_wave_scratch_bytes) {
+  const u32 blocks = scratch_bytes / 4 / attention_wave_queries / capacity;
+  return blocks == 0 ? 1 : blocks > 1056 ? 1056 : blocks;
+}
+/// f32 values of that scratch.
+constexpr unsigned long long attention_wave_floats(
+    u32 capacity, u32 scratch_bytes = attention_wave_scratch_bytes) {
+  return static_cast<unsigned long long>(attention_wave_blocks(capacity, scratch_bytes)) *
+         attention_wave_queries * capacity;
+}
+constexpr LaunchShape attention_wave_shape(const AttentionSpec& s, u32 tokens, u32 capacity,
+                                           u32 scratch_bytes = attention_wave_scratch_bytes) {
+  const u32 items = (tokens + attention_wave_queries - 1) / attention_wave_queries * s.n_head;
+  const u32 blocks = attention_wave_blocks(capacity, scratch_bytes);
+  return {.threads = 256,
+          .min_blocks = 1,
+          .shared_bytes = attention_wave_queries * (s.head_dim + 8 * s.value_dim) * 4,
+          .grid_x = items < blocks ? items : blocks,
+          .grid_y = 1};
+}
+
 }  // namespace quern::spec

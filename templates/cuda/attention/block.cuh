@@ -10,6 +10,13 @@
 
 namespace quern::cuda {
 
+/// Value d of a head's output gate (buffer 4), before the sigmoid.
+template <spec::AttentionSpec s>
+__device__ __forceinline__ float gate_value(const KernelArgs& args, u32 token, u32 head, u32 d) {
+  return static_cast<const float*>(args.buffers[4])[static_cast<size_t>(token) * s.gate_row_width + s.gate_offset +
+                                                    head * s.value_dim + d];
+}
+
 /// What prefill and decode share of flash attention on mma.sync: staging of K and V blocks as f16 rows in shared memory (a row's pitch is
 /// an odd number of 16-byte pieces, so ldmatrix meets no bank twice), scores, masks, probabilities times values.
 template <spec::AttentionSpec s>
@@ -123,10 +130,21 @@ struct AttentionBlock {
     }
   }
 
-  /// Writes two neighbouring value dims of a head's output as part of the f16 operand in buffer 3.
+  /// Writes two neighbouring value dims of a head's output as part of the f16 operand in buffer 3; the last head zeroes what pads the
+  /// operand to whole slabs.
   static __device__ __forceinline__ void store_pair(const KernelArgs& args, u32 token, u32 head, u32 d, float low, float high) {
-    const u32 k = head * value_dim + d;
+    if constexpr (s.gate != 0) {
+      low = __fmul_rn(low, sigmoid_f32(gate_value<s>(args, token, head, d)));
+      high = __fmul_rn(high, sigmoid_f32(gate_value<s>(args, token, head, d + 1)));
+    }
     const u32 halves = operand_f16(args, low) | static_cast<u32>(operand_f16(args, high)) << 16;
+    store_halves(args, token, head * value_dim + d, halves);
+    constexpr u32 width = s.n_head * value_dim, tail = (width + 63) / 64 * 64 - width;
+    if constexpr (tail != 0) {
+      for (u32 i = d; i < tail && head + 1 == s.n_head; i += value_dim) store_halves(args, token, width + i, 0);
+    }
+  }
+  static __device__ __forceinline__ void store_halves(const KernelArgs& args, u32 token, u32 k, u32 halves) {
     *reinterpret_cast<u32*>(static_cast<unsigned short*>(args.buffers[3]) + operand_index(k, token, args.operand_rows)) = halves;
   }
 

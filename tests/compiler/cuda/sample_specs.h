@@ -43,7 +43,7 @@ inline spec::AttentionSpec sample_attention(uint32_t head_dim, uint32_t decode) 
 inline std::vector<NamedSpec> sample_specs() {
   using namespace spec;
   std::vector<NamedSpec> specs;
-  for (uint32_t tokens : {8u, 64u, 256u}) {
+  for (uint32_t tokens : {8u, 64u, 128u, 256u}) {
     const GemmSpec s = sample_gemm(tokens);
     specs.push_back({"gemm_" + std::to_string(tokens), s, launch_shape(s, 1).shared_bytes});
   }
@@ -59,7 +59,7 @@ inline std::vector<NamedSpec> sample_specs() {
                .tier = Tier::mma,
                .stages = 4};
   specs.push_back({"gemm_swiglu", glu, launch_shape(glu, 1).shared_bytes});
-  for (uint32_t dim : {64u, 128u, 256u}) {
+  for (uint32_t dim : {32u, 64u, 80u, 96u, 128u, 256u}) {
     for (uint32_t decode : {0u, 1u}) {
       const AttentionSpec s = sample_attention(dim, decode);
       specs.push_back({"attention_" + std::to_string(dim) + (decode != 0 ? "_decode" : ""), s,
@@ -67,6 +67,9 @@ inline std::vector<NamedSpec> sample_specs() {
                                    : attention_prefill_shape(s, 512).shared_bytes});
     }
   }
+  AttentionSpec wave = sample_attention(128, 0);
+  wave.path = AttentionPath::wave, wave.kv = KvType::f32, wave.q_row_width = 6144;
+  specs.push_back({"attention_wave", wave, attention_wave_shape(wave, 512, 4096).shared_bytes});
   specs.push_back({"embed", EmbedSpec{.type = QuantType::q4_k, .width = 4096, .tier = Tier::mma}});
   specs.push_back({"norm", NormSpec{.width = 4096, .group = 4096, .eps = 1e-5f, .tier = Tier::mma}});
   specs.push_back({"gather", GatherSpec{.width = 4096}});
