@@ -61,6 +61,7 @@ QUERN_INLINE void split_q2_k(const u8* p, BlockParts& parts) {
   parts.d = load_u16(p + 80);
   parts.m = load_u16(p + 82);
   for (u32 s = 0; s < 16; ++s) parts.scales[s] = p[s];
+#pragma clang loop unroll(disable)
   for (u32 g = 0; g < 8; ++g) {
     for (u32 l = 0; l < 32; ++l)
       parts.codes[32 * g + l] = (p[16 + 32 * (g / 4) + l] >> (2 * (g % 4))) & 3;
@@ -75,6 +76,7 @@ QUERN_INLINE void split_q3_k(const u8* p, BlockParts& parts) {
     const u32 high = (scales[8 + s % 4] >> (2 * (s / 4))) & 3;
     parts.scales[s] = static_cast<u8>((low | (high << 4)) - 32);
   }
+#pragma clang loop unroll(disable)
   for (u32 g = 0; g < 8; ++g) {
     for (u32 l = 0; l < 32; ++l) {
       const u32 low = (p[32 + 32 * (g / 4) + l] >> (2 * (g % 4))) & 3;
@@ -89,9 +91,11 @@ QUERN_INLINE void split_q4_k_q5_k(const u8* p, BlockParts& parts) {
   parts.d = load_u16(p);
   parts.m = load_u16(p + 2);
   split_scales_k4(p + 4, parts);
+#pragma clang loop unroll(disable)
   for (u32 g = 0; g < 4; ++g)
     split_nibbles(p + (high ? 48 : 16) + 32 * g, parts.codes + 64 * g, 32);
   if (high) {
+#pragma clang loop unroll(disable)
     for (u32 g = 0; g < 8; ++g) {
       for (u32 l = 0; l < 32; ++l) {
         parts.codes[32 * g + l] =
@@ -104,8 +108,10 @@ QUERN_INLINE void split_q4_k_q5_k(const u8* p, BlockParts& parts) {
 QUERN_INLINE void split_q6_k(const u8* p, BlockParts& parts) {
   parts.d = load_u16(p + 208);
   for (u32 s = 0; s < 16; ++s) parts.scales[s] = p[192 + s];
+#pragma clang loop unroll(disable)
   for (u32 h = 0; h < 2; ++h) {
     split_nibbles(p + 64 * h, parts.codes + 128 * h, 64);
+#pragma clang loop unroll(disable)
     for (u32 g = 0; g < 4; ++g) {
       for (u32 l = 0; l < 32; ++l) {
         u8& code = parts.codes[128 * h + 32 * g + l];
@@ -118,6 +124,7 @@ QUERN_INLINE void split_q6_k(const u8* p, BlockParts& parts) {
 QUERN_INLINE void split_iq4_xs(const u8* p, BlockParts& parts) {
   parts.d = load_u16(p);
   const u32 high = load_u16(p + 2);
+#pragma clang loop unroll(disable)
   for (u32 g = 0; g < 8; ++g) {
     const u32 low = (p[4 + g / 2] >> (4 * (g % 2))) & 15;
     parts.scales[g] = static_cast<u8>((low | (((high >> (2 * g)) & 3) << 4)) - 32);

@@ -85,7 +85,7 @@ inline RandomWeights random_weights(spec::QuantType type, uint32_t rows, uint32_
     switch (type) {
       case spec::QuantType::mxfp4:
         w.raw[block] =
-            static_cast<std::byte>(scales == Scales::extreme ? rng() % 255 : 122 + rng() % 6);
+            static_cast<std::byte>(scales == Scales::extreme ? rng() % 253 : 122 + rng() % 6);
         break;
       case spec::QuantType::f32:
         std::memcpy(&w.raw[block], &element, 4);
