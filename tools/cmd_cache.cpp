@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compiler/cpu/cpu_compiler.h"
+#include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
 #include "models/model.h"
 #include "tools/cache_why.h"
@@ -28,7 +29,7 @@ using nlohmann::ordered_json;
 struct CacheFlags {
   std::string first, second, output, max_size;
   std::vector<std::string> digests;
-  bool json = false, ir = false, assembly = false, record = false;
+  bool json = false, ir = false, assembly = false, source = false, ptx = false, record = false;
   WhyFlags why;
 };
 
@@ -95,29 +96,44 @@ int list_entries(const CacheFlags& flags) {
   return 0;
 }
 
-/// The target that a CPU kernel's key names: "cpu NAME FEATURES".
+/// The target that a kernel's key names: "cpu NAME FEATURES" or "cuda NAME".
 Target target_of_entry(const StoreEntry& entry) {
   for (const auto& [name, value] : entry.key.fields) {
     if (name != "target") continue;
-    const size_t first = value.find(' ');
-    const size_t second = value.find(' ', first + 1);
-    if (first == std::string::npos || second == std::string::npos) break;
-    return {value.substr(0, first), value.substr(first + 1, second - first - 1),
-            value.substr(second + 1)};
+    const size_t first = std::min(value.find(' '), value.size());
+    const size_t second = std::min(value.find(' ', first + 1), value.size());
+    Target target;
+    target.kind = value.substr(0, first);
+    if (first < value.size()) target.name = value.substr(first + 1, second - first - 1);
+    if (second < value.size()) target.features = value.substr(second + 1);
+    return target;
   }
-  throw Error(ErrorKind::failed, entry.key_digest.substr(0, 12), "its key names no CPU target",
-              "only CPU kernels have LLVM IR");
+  throw Error(ErrorKind::failed, entry.key_digest.substr(0, 12), "its key names no target",
+              "quern cache prune removes it");
+}
+
+/// What the kernel's machine code was made from. The store keeps the code alone: source, IR, PTX
+/// and assembly are made again from the same spec and target.
+void write_listing(const CacheFlags& flags, const StoreEntry& entry) {
+  const spec::AnySpec spec = spec_from_text(entry.spec);
+  const Target target = target_of_entry(entry);
+  const bool is_gpu = target.kind == "cuda";
+  if (is_gpu != (flags.source || flags.ptx)) {
+    throw Error(ErrorKind::usage, entry.key_digest.substr(0, 12),
+                fmt::format("is a kernel for {}", target.name),
+                is_gpu ? "use --source or --ptx" : "use --ir or --asm");
+  }
+  if (flags.source) write_out(cuda::emit_source(spec));
+  if (flags.ptx) write_out(cuda::kernel_ptx(spec, target));
+  if (flags.ir) write_out(cpu::kernel_ir(spec, target));
+  if (flags.assembly) write_out(cpu::kernel_assembly(spec, target));
 }
 
 int show_entry(const CacheFlags& flags) {
   const KernelStore store = open_store();
   const StoreEntry entry = find_entry(store, flags.first);
-  if (flags.ir || flags.assembly) {
-    // The store keeps machine code; IR and assembly are made again from the same spec and target.
-    const spec::AnySpec spec = spec_from_text(entry.spec);
-    const Target target = target_of_entry(entry);
-    if (flags.ir) write_out(cpu::kernel_ir(spec, target));
-    if (flags.assembly) write_out(cpu::kernel_assembly(spec, target));
+  if (flags.ir || flags.assembly || flags.source || flags.ptx) {
+    write_listing(flags, entry);
     return 0;
   }
   if (flags.json) {
@@ -183,8 +199,9 @@ int prune_entries(const CacheFlags& flags) {
 
 int diff_entries(const CacheFlags& flags) {
   const KernelStore store = open_store();
-  const std::vector<std::string> lines =
-      key_differences(find_entry(store, flags.first).key, find_entry(store, flags.second).key);
+  const StoreEntry first = find_entry(store, flags.first);
+  const StoreEntry second = find_entry(store, flags.second);
+  const std::vector<std::string> lines = key_differences(first.key, second.key);
   for (const std::string& line : lines) write_out(line + "\n");
   if (lines.empty()) write_out("no difference\n");
   return 0;
@@ -214,7 +231,6 @@ int print_path(const CacheFlags&) {
 void add_cache(CLI::App& app, Action& action) {
   auto flags = std::make_shared<CacheFlags>();
   CLI::App* command = app.add_subcommand("cache", "Look into the kernel store");
-  command->require_subcommand(1);
   auto add = [&](const char* name, const char* description, int (*run)(const CacheFlags&)) {
     CLI::App* sub = command->add_subcommand(name, description);
     sub->callback([flags, run, &action] {
@@ -235,8 +251,10 @@ void add_cache(CLI::App& app, Action& action) {
   CLI::App* show = add("show", "Show one kernel: key, record, LLVM IR, assembly", show_entry);
   digest(show, "DIGEST", flags->first);
   show->add_flag("--record", flags->record, "Print the compile record alone");
-  show->add_flag("--ir", flags->ir, "Print its optimised LLVM IR");
-  show->add_flag("--asm", flags->assembly, "Print its assembly");
+  show->add_flag("--ir", flags->ir, "Print a CPU kernel's optimised LLVM IR");
+  show->add_flag("--asm", flags->assembly, "Print a CPU kernel's assembly");
+  show->add_flag("--source", flags->source, "Print a GPU kernel's source");
+  show->add_flag("--ptx", flags->ptx, "Print a GPU kernel's PTX");
   show->add_flag("--json", flags->json, "Print JSON (docs/json.md)");
   add("verify", "Check every kernel's digest; exit 1 where one is bad", verify_entries);
   add("prune", "Remove the least recently used kernels", prune_entries)

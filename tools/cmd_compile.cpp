@@ -37,7 +37,7 @@ struct CompileFlags {
 /// first failure stops the work and is thrown.
 void compile_kernels(const Plan& plan, KernelStore& store, uint32_t jobs) {
   const std::vector<uint32_t> todo = distinct_kernels(plan);
-  const KernelCompiler compile = kernel_compiler();
+  const KernelCompiler compile = kernel_compiler(true);
   const Progress progress = terminal_progress();
   std::atomic<size_t> next{0};
   std::atomic<bool> stop{false};
@@ -140,8 +140,10 @@ void add_compile(CLI::App& app, Action& action) {
   command->add_option("-o", flags->output, "Write a bundle: the plan with its kernels")
       ->type_name("DIR.qplan");
   command
-      ->add_option("--target", flags->target,
-                   "What to compile for: native, cpu, x86-64-v3 or x86-64-v4 (default: --device)")
+      ->add_option(
+          "--target", flags->target,
+          "What to compile for: native, cpu, x86-64-v3, x86-64-v4, or sm_80, sm_90a ... for a GPU "
+          "(default: --device)")
       ->type_name("TARGET");
   command
       ->add_option("--jobs", flags->jobs, "Kernels compiled at a time (default: one for each CPU)")

@@ -12,7 +12,9 @@
 #include <llvm/Config/llvm-config.h>
 
 #include "compiler/cpu/cpu_compiler.h"
+#include "compiler/cuda/nvrtc.h"
 #include "models/error.h"
+#include "runtime/cuda/device.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/output.h"
@@ -98,45 +100,30 @@ void check_store() {
 }
 
 void check_driver() {
-  const Library driver({"libcuda.so.1"});
-  if (!driver.loaded()) {
-    say("none", "cuda driver", "libcuda.so.1 is not installed: no GPU here; the CPU is used");
-    return;
+  try {
+    const int devices = cuda::Device::count();
+    say("ok", "cuda driver", fmt::format("{} devices", devices));
+    for (int i = 0; i < devices; ++i) {
+      const auto device = cuda::Device::open(i);
+      const cuda::Device::Memory memory = device->memory();
+      const uint32_t capability = device->compute_capability();
+      say("ok", fmt::format("cuda:{}", i),
+          fmt::format("{}, compute capability {}.{}, {} of {} free", device->name(),
+                      capability / 10, capability % 10, human_bytes(memory.free_bytes),
+                      human_bytes(memory.total_bytes)));
+    }
+  } catch (const Error& error) {
+    say("none", "cuda driver", error.what());
   }
-  auto* init = driver.symbol<int(unsigned)>("cuInit");
-  auto* version = driver.symbol<int(int*)>("cuDriverGetVersion");
-  auto* count = driver.symbol<int(int*)>("cuDeviceGetCount");
-  int number = 0, devices = 0;
-  if (init == nullptr || version == nullptr || count == nullptr || version(&number) != 0) {
-    say("BAD", "cuda driver",
-        "libcuda.so.1 lacks the driver's functions: install the driver again");
-    return;
-  }
-  const std::string release = fmt::format("CUDA {}.{}", number / 1000, number % 1000 / 10);
-  if (const int code = init(0); code != 0) {
-    say("BAD", "cuda driver",
-        fmt::format("{}, but it does not start (error {}): is a GPU present and its kernel module "
-                    "loaded?",
-                    release, code));
-    return;
-  }
-  count(&devices);
-  say("ok", "cuda driver", fmt::format("{}, {} devices", release, devices));
 }
 
 void check_nvrtc() {
-  const Library nvrtc({"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"});
-  if (!nvrtc.loaded()) {
-    say("none", "nvrtc", "not installed; needed only to compile GPU kernels");
+  const std::string problem = cuda::Nvrtc::problem();
+  if (!problem.empty()) {
+    say("none", "nvrtc", problem);
     return;
   }
-  int major = 0, minor = 0;
-  auto* version = nvrtc.symbol<int(int*, int*)>("nvrtcVersion");
-  if (version == nullptr || version(&major, &minor) != 0) {
-    say("BAD", "nvrtc", fmt::format("{} does not answer: install it again", nvrtc.name()));
-    return;
-  }
-  say("ok", "nvrtc", fmt::format("{}.{} ({})", major, minor, nvrtc.name()));
+  say("ok", "nvrtc", cuda::Nvrtc::get().version());
 }
 
 void check_cublas() {
@@ -160,7 +147,8 @@ int doctor() {
   check_driver();
   check_nvrtc();
   check_cublas();
-  say("note", "gpu", "this build has no GPU back end: models run on the CPU");
+  say("note", "gpu",
+      "plans and kernels for GPUs can be compiled; models run on the CPU in this build");
   return cpu_works ? 0 : static_cast<int>(ErrorKind::failed);
 }
 

@@ -1,12 +1,12 @@
 // quern perplexity: how well a model predicts a text, by the rule that users of GGUF tools know.
 
-#include <cmath>
 #include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "models/error.h"
+#include "runtime/perplexity.h"
 #include "tools/commands.h"
 #include "tools/common.h"
 #include "tools/output.h"
@@ -19,40 +19,6 @@ struct PerplexityFlags {
   std::string file;
   bool json = false;
 };
-
-/// Sums of the negative log-likelihood and of its square.
-struct Likelihood {
-  double sum = 0, sum_squares = 0;
-  uint64_t count = 0;
-
-  void add(double nll) {
-    sum += nll;
-    sum_squares += nll * nll;
-    ++count;
-  }
-  double perplexity() const { return std::exp(sum / static_cast<double>(count)); }
-  /// Standard error of the perplexity (delta method on the mean).
-  double uncertainty() const {
-    if (count < 2) return 0;
-    const double n = static_cast<double>(count);
-    const double mean = sum / n;
-    const double variance = sum_squares / n - mean * mean;
-    return variance > 0 ? std::sqrt(variance / (n - 1)) * perplexity() : 0;
-  }
-};
-
-/// -log softmax(logits)[target], in double.
-double negative_log_likelihood(std::span<const float> logits, TokenId target) {
-  const double top = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - top);
-  const double nll = std::log(sum) + top - static_cast<double>(logits[static_cast<size_t>(target)]);
-  if (!std::isfinite(nll)) {
-    throw Error(ErrorKind::failed, "perplexity", "a logit is not finite",
-                "the model file may be damaged: quern inspect it");
-  }
-  return nll;
-}
 
 /// The text's tokens; its windows are whole contexts, and a tail shorter than one is left out.
 std::vector<TokenId> tokenise(const PerplexityFlags& flags, const std::string& text,
@@ -70,18 +36,6 @@ std::vector<TokenId> tokenise(const PerplexityFlags& flags, const std::string& t
   return tokens;
 }
 
-/// Scores the second half of one window: the first half is context alone, so that every scored
-/// token has at least half a window before it.
-void score_window(Session& session, std::span<const TokenId> window, Likelihood& total) {
-  const auto length = static_cast<uint32_t>(window.size());
-  std::vector<uint32_t> rows;
-  for (uint32_t i = length / 2; i + 1 < length; ++i) rows.push_back(i);
-  session.reset();
-  session.feed(window, 0, rows, 0, [&](uint32_t row, std::span<const float> logits) {
-    total.add(negative_log_likelihood(logits, window[row + 1]));
-  });
-}
-
 int run_perplexity(PerplexityFlags flags) {
   const std::string text = read_file(flags.file);
   if (text.empty()) throw Error(ErrorKind::usage, flags.file, "is empty", "give a text");
@@ -93,35 +47,27 @@ int run_perplexity(PerplexityFlags flags) {
     throw Error(ErrorKind::usage, "--ctx", "a window needs at least 4 tokens", "give --ctx 512");
   }
   const Tokenizer tokenizer = Tokenizer::from_metadata(prepared.file.metadata());
-  std::vector<TokenId> tokens = tokenise(flags, text, tokenizer, context);
+  const std::vector<TokenId> tokens = tokenise(flags, text, tokenizer, context);
   check_tokens(tokens, prepared.plan.vocabulary);
   const LoadedModel model = load_model(std::move(prepared), flags.source);
   const std::unique_ptr<Session> session = model.engine->new_session();
 
-  Likelihood total;
-  const Progress progress = terminal_progress();
-  const size_t windows = tokens.size() / context;
-  for (size_t i = 0; i < windows; ++i) {
-    const std::span<TokenId> window = std::span(tokens).subspan(i * context, context);
-    // Every window begins as the model's texts do.
-    if (tokenizer.adds_bos() && tokenizer.bos()) window[0] = *tokenizer.bos();
-    score_window(*session, window, total);
-    if (progress) progress("window", i + 1, windows);
-  }
+  const std::optional<TokenId> bos = tokenizer.adds_bos() ? tokenizer.bos() : std::nullopt;
+  const Perplexity result = measure_perplexity(*session, tokens, context, bos, terminal_progress());
   end_progress();
   if (flags.json) {
     nlohmann::ordered_json json;
-    json["perplexity"] = total.perplexity();
-    json["uncertainty"] = total.uncertainty();
+    json["perplexity"] = result.value;
+    json["uncertainty"] = result.standard_error;
     json["tokens"] = tokens.size();
-    json["scored"] = total.count;
+    json["scored"] = result.scored;
     json["context"] = context;
-    json["windows"] = windows;
+    json["windows"] = result.windows;
     write_out(json.dump(2) + "\n");
   } else {
     write_out(fmt::format("perplexity {:.4f} ± {:.4f} ({} of {} tokens scored, {} windows of {})\n",
-                          total.perplexity(), total.uncertainty(), total.count, tokens.size(),
-                          windows, context));
+                          result.value, result.standard_error, result.scored, tokens.size(),
+                          result.windows, context));
   }
   return 0;
 }

@@ -82,7 +82,6 @@ int report(const PlanCommandFlags& flags) {
 void add_plan(CLI::App& app, Action& action) {
   auto flags = std::make_shared<PlanCommandFlags>();
   CLI::App* command = app.add_subcommand("plan", "Show, compare and explain plans");
-  command->require_subcommand(1);
   auto add = [&](const char* name, const char* description, int (*run)(const PlanCommandFlags&)) {
     CLI::App* sub = command->add_subcommand(name, description);
     sub->add_option("PLAN", flags->first, "A bundle, a plan.json, or a GGUF file to plan for")

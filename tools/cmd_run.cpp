@@ -1,7 +1,6 @@
 // quern run: writes text (or tokens) after a prompt.
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "models/chat/chat_template.h"
 #include "models/error.h"
+#include "runtime/generate.h"
 #include "runtime/sampler.h"
 #include "tools/commands.h"
 #include "tools/common.h"
@@ -79,73 +79,36 @@ std::vector<TokenId> encode_prompt(const RunFlags& flags, const std::string& tex
   return encode_chat(tokenizer, chat, messages);
 }
 
-/// Writes tokens as they come: text where there is a tokenizer, else ids separated by spaces.
-class TokenPrinter {
- public:
-  explicit TokenPrinter(const Tokenizer& tokenizer) : tokenizer_(&tokenizer), decoder_(tokenizer) {}
-  void push(TokenId id) {
-    if (tokenizer_->has_text()) {
-      write_out_now(decoder_.push(id));
-    } else {
-      write_out_now(fmt::format("{}{}", first_ ? "" : " ", id));
+/// Feeds the prompt and writes what follows as it comes: text where there is a tokenizer, else ids
+/// separated by spaces.
+Generation write_text(const RunFlags& flags, Session& session, const Tokenizer& tokenizer,
+                      const std::vector<TokenId>& prompt) {
+  bool first = true;
+  session.set_progress(
+      [&first, show = terminal_progress()](std::string_view stage, uint64_t done, uint64_t total) {
+        if (!first) return;  // generation: the receiver ends it
+        if (g_interrupted) throw Error(ErrorKind::failed, "run", "interrupted in the prompt");
+        if (show) show(stage, done, total);
+      });
+  std::optional<uint32_t> limit;
+  if (flags.max_new_tokens >= 0) limit = static_cast<uint32_t>(flags.max_new_tokens);
+  auto receive = [&](std::optional<TokenId> token, std::string_view text) {
+    end_progress();
+    if (tokenizer.has_text()) {
+      write_out_now(text);
+    } else if (token) {
+      write_out_now(fmt::format("{}{}", first ? "" : " ", *token));
     }
-    first_ = false;
-  }
-  void finish() {
-    if (tokenizer_->has_text()) write_out(decoder_.finish());
-    write_out_now("\n");
-  }
-
- private:
-  const Tokenizer* tokenizer_;
-  StreamDecoder decoder_;
-  bool first_ = true;
-};
-
-bool ends_generation(const Tokenizer& tokenizer, TokenId id) {
-  const std::vector<TokenId>& ends = tokenizer.end_of_generation();
-  return std::find(ends.begin(), ends.end(), id) != ends.end();
-}
-
-/// Feeds the prompt and writes tokens until the model stops, the count is reached, the context is
-/// full or the user interrupts.
-RunStats generate(const RunFlags& flags, Session& session, const Tokenizer& tokenizer,
-                  std::vector<TokenId> tokens) {
-  using Clock = std::chrono::steady_clock;
-  auto ms = [](Clock::duration time) {
-    return std::chrono::duration<double, std::milli>(time).count();
+    first = false;
+    return !g_interrupted;
   };
-  Sampler sampler(flags.sampling);
-  RunStats stats;
-  stats.prompt_tokens = tokens.size();
-  session.set_progress(terminal_progress());
-  const auto prompt_start = Clock::now();
-  std::vector<float> logits = session.feed(tokens, 0, OutputRows::last);
-  stats.prompt_ms = ms(Clock::now() - prompt_start);
-  session.set_progress({});
-  end_progress();
-
-  TokenPrinter printer(tokenizer);
-  const auto start = Clock::now();
-  for (int32_t count = 0; !g_interrupted; ++count) {
-    if (flags.max_new_tokens >= 0 && count >= flags.max_new_tokens) break;
-    if (count > 0) {
-      if (session.position() >= session.capacity()) {
-        spdlog::warn("stopped: the context of {} tokens is full; --ctx N makes it longer",
-                     session.capacity());
-        break;
-      }
-      logits = session.feed(std::span(&tokens.back(), 1), session.position(), OutputRows::last);
-      ++stats.generated_tokens;
-    }
-    const TokenId id = sampler.sample(logits, tokens, tokens.size());
-    if (ends_generation(tokenizer, id)) break;
-    tokens.push_back(id);
-    printer.push(id);
+  const Generation result = generate(session, tokenizer, prompt, flags.sampling, limit, receive);
+  write_out_now("\n");
+  if (result.stop == StopReason::context_full) {
+    spdlog::warn("stopped: the context of {} tokens is full; --ctx N makes it longer",
+                 session.capacity());
   }
-  stats.generation_ms = ms(Clock::now() - start);
-  printer.finish();
-  return stats;
+  return result;
 }
 
 int run(const RunFlags& flags) {
@@ -167,14 +130,14 @@ int run(const RunFlags& flags) {
 
   std::signal(SIGINT, on_interrupt);
   const std::unique_ptr<Session> session = model.engine->new_session();
-  const RunStats stats = generate(flags, *session, tokenizer, std::move(tokens));
+  const Generation result = write_text(flags, *session, tokenizer, tokens);
   for (const auto& [path, count] : session->last_launches()) {
     spdlog::info("last step: {} x {}", path, count);
   }
-  if (flags.stats) fmt::print(stderr, "{}", stats_text(model, stats));
+  if (flags.stats) fmt::print(stderr, "{}", stats_text(model, result));
   if (g_interrupted) {
     throw Error(ErrorKind::failed, "run",
-                fmt::format("interrupted after {} new tokens", stats.generated_tokens + 1));
+                fmt::format("interrupted after {} new tokens", result.tokens.size()));
   }
   return 0;
 }

@@ -13,8 +13,10 @@
 #include <spdlog/spdlog.h>
 
 #include "compiler/cpu/cpu_compiler.h"
+#include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
 #include "models/model.h"
+#include "runtime/cuda/device.h"
 #include "tools/bundle.h"
 
 namespace quern::tools {
@@ -65,7 +67,7 @@ void add_plan_flags(CLI::App& app, PlanFlags& flags) {
     option->group(group);
     flags.fixed_by_plan.push_back(option);
   };
-  fixed(app.add_option("--device", flags.device, "Where it runs: auto or cpu")
+  fixed(app.add_option("--device", flags.device, "Where it runs: auto, cpu or cuda[:I]")
             ->type_name("NAME")
             ->capture_default_str());
   fixed(app.add_option("--ctx", flags.context,
@@ -124,10 +126,18 @@ void add_source_flags(CLI::App& app, SourceFlags& flags) {
 }
 
 Target target_of_device(std::string_view device) {
-  if (device == "auto" || device == "cpu") return cpu::resolve_target("native");
-  if (device.starts_with("cuda") || device.starts_with("sm_")) {
-    throw Error(ErrorKind::failed, device, "this build has no GPU back end", "use --device cpu");
+  if (device == "auto") return cpu::resolve_target("native");
+  if (device == "cuda" || device.starts_with("cuda:")) {
+    int index = 0;
+    const std::string_view number = device.substr(std::min<size_t>(device.size(), 5));
+    const auto [stop, code] = std::from_chars(number.begin(), number.end(), index);
+    if (!number.empty() && (code != std::errc{} || stop != number.end())) {
+      throw Error(ErrorKind::usage, device, "is no device", "use auto, cpu or cuda[:I]");
+    }
+    const uint32_t capability = cuda::Device::open(index)->compute_capability();
+    return cuda::make_target(cuda::target_for_device(capability).name);
   }
+  if (device.starts_with("sm_")) return cuda::make_target(device);
   return cpu::resolve_target(device);
 }
 
@@ -140,17 +150,21 @@ KernelStore::Options store_options(std::string_view mode,
   return options;
 }
 
-KernelCompiler kernel_compiler() {
-  return [](const spec::AnySpec& spec, const Target& target) {
-    if (target.kind != "cpu") {
-      throw Error(ErrorKind::failed, target.name, "this build has no GPU back end",
-                  "use --device cpu");
-    }
-    return cpu::compile_kernel(spec, target);
+KernelCompiler kernel_compiler(bool strict) {
+  return [strict](const spec::AnySpec& spec, const Target& target) {
+    return target.kind == "cuda" ? cuda::compile_kernel(spec, target, strict)
+                                 : cpu::compile_kernel(spec, target);
   };
 }
 
 namespace {
+
+/// GPU plans can be made, compiled and looked at; this build runs models on the CPU.
+void require_runnable(const Target& target) {
+  if (target.kind == "cpu") return;
+  throw Error(ErrorKind::failed, target.name, "this build runs models on the CPU alone",
+              "use --device cpu");
+}
 
 PreparedModel prepare_from_plan(const SourceFlags& flags) {
   if (flags.model_file.empty()) {
@@ -167,8 +181,9 @@ PreparedModel prepare_from_plan(const SourceFlags& flags) {
     plan_path = (std::filesystem::path(flags.source) / "plan.json").string();
   }
   Plan plan = plan_from_json(read_file(plan_path), plan_path);
+  require_runnable(plan.target);
   std::string missing;
-  if (plan.target.kind == "cpu" && !cpu::can_run(plan.target, &missing)) {
+  if (!cpu::can_run(plan.target, &missing)) {
     throw Error(
         ErrorKind::failed, flags.source,
         fmt::format("was compiled for {}, and this CPU lacks {}", plan.target.name, missing),
@@ -197,6 +212,7 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
   PlanOptions options = flags.plan.options();
   options.all_logits = all_logits;
   const Target target = target_of_device(options.device);
+  require_runnable(target);
   const auto start = Clock::now();
   gguf::File file = gguf::File::open(flags.source);
   const ModelGraph graph = build_graph(file);
@@ -227,7 +243,7 @@ LoadedModel load_model(PreparedModel prepared, const SourceFlags& flags) {
   const auto start = Clock::now();
   LoadedModel loaded;
   loaded.engine = Engine::load(std::move(prepared.file), std::move(prepared.plan), store,
-                               kernel_compiler(), options);
+                               kernel_compiler(false), options);
   end_progress();
   loaded.load_ms = milliseconds_since(start);
   loaded.open_ms = prepared.open_ms;

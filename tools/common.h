@@ -73,16 +73,17 @@ struct PreparedModel {
 /// the caller is going to feed; `all_logits` plans for logits of every row.
 PreparedModel prepare_model(const SourceFlags& flags, bool all_logits, uint32_t min_context = 0);
 
-/// Where a device name of --device or --target leads. Throws Error for targets that this build has
-/// no back end for.
+/// What a name of --device or --target stands for: a GPU's target where one is named. Throws Error
+/// where there is no such device or target.
 Target target_of_device(std::string_view device);
 
 /// The store of this user with `mode`, and a bundle's kernels in front of it.
 KernelStore::Options store_options(std::string_view mode,
                                    const std::optional<std::filesystem::path>& bundle);
 
-/// Compiles a kernel with the back end of its target.
-KernelCompiler kernel_compiler();
+/// Compiles a kernel with the back end of its target. `strict`: a GPU kernel that spills registers
+/// or whose wgmma instructions were serialised is an error.
+KernelCompiler kernel_compiler(bool strict);
 
 /// A loaded model, ready for sessions.
 struct LoadedModel {

@@ -51,6 +51,10 @@ int run_command(CLI::App& app, quern::tools::Action& action, int argc, char** ar
     return complain(fmt::format("{}; see {} --help", error.what(), chosen_command(app)),
                     quern::ErrorKind::usage);
   }
+  if (!action) {
+    return complain(fmt::format("a subcommand is needed; see {} --help", chosen_command(app)),
+                    quern::ErrorKind::usage);
+  }
   const int code = action();
   quern::tools::end_progress();
   quern::tools::flush_out();
@@ -65,7 +69,6 @@ int main(int argc, char** argv) {
   CLI::App app("quern: grinds one set of kernels for exactly your model and machine, and runs it");
   app.name("quern");
   app.set_version_flag("--version", "quern " QUERN_VERSION);
-  app.require_subcommand(1);
   quern::tools::Action action;
   quern::tools::add_inspect(app, action);
   quern::tools::add_compile(app, action);

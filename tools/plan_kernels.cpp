@@ -4,7 +4,7 @@
 #include <string>
 
 #include "compiler/cpu/cpu_compiler.h"
-#include "models/error.h"
+#include "compiler/cuda/cuda_compiler.h"
 
 namespace quern::tools {
 
@@ -18,10 +18,7 @@ std::vector<uint32_t> distinct_kernels(const Plan& plan) {
 }
 
 KernelKey plan_kernel_key(const PlanKernel& kernel, const Target& target) {
-  if (target.kind != "cpu") {
-    throw Error(ErrorKind::failed, target.name, "this build has no GPU back end",
-                "use --device cpu");
-  }
+  if (target.kind == "cuda") return cuda::kernel_key(kernel.spec, target);
   return cpu::kernel_key(kernel.spec, target);
 }
 

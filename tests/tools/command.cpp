@@ -167,6 +167,12 @@ std::string missing_model(const std::string& name) {
   return name + " is not there: tools/test fetches it, or set QUERN_MODELS to its folder";
 }
 
+std::string at_file(const std::filesystem::path& path) {
+  std::string text = "@";
+  text.append(path.string());
+  return text;
+}
+
 std::string id_list(const std::vector<int32_t>& ids) {
   std::ostringstream text;
   for (size_t i = 0; i < ids.size(); ++i) text << (i == 0 ? "" : ",") << ids[i];

@@ -45,6 +45,9 @@ void write_text(const std::filesystem::path& path, const std::string& text);
 std::optional<std::filesystem::path> real_model(const std::string& name);
 std::string missing_model(const std::string& name);
 
+/// "@PATH", as token lists are read from files.
+std::string at_file(const std::filesystem::path& path);
+
 /// "1,2,3".
 std::string id_list(const std::vector<int32_t>& ids);
 

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string fixture(const std::string& name) {
-  return data_file("fixtures/" + name).string();
+  return (data_file("fixtures") / name).string();
 }
 
 CommandOptions with_store(const std::filesystem::path& folder) {
@@ -110,10 +110,10 @@ TEST(Logits, the_token_list_may_come_from_a_file) {
   const TemporaryFolder folder;
   write_text(folder / "ids", "1 2\n3,4\n");
   const std::string from_file = (folder / "a.npy").string(), given = (folder / "b.npy").string();
-  ASSERT_EQ(quern({"logits", fixture("llama.gguf"), "--tokens", "@" + (folder / "ids").string(),
-                   "-o", from_file})
-                .exit_code,
-            0);
+  ASSERT_EQ(
+      quern({"logits", fixture("llama.gguf"), "--tokens", at_file(folder / "ids"), "-o", from_file})
+          .exit_code,
+      0);
   ASSERT_EQ(quern({"logits", fixture("llama.gguf"), "--tokens", "1,2,3,4", "-o", given}).exit_code,
             0);
   EXPECT_EQ(read_text(from_file), read_text(given));
@@ -142,7 +142,7 @@ TEST(Run, greedy_ids_are_the_argmax_of_the_logits) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto last = golden.logits.end() - static_cast<ptrdiff_t>(golden.vocabulary);
   const auto best = std::max_element(last, golden.logits.end()) - last;
-  EXPECT_EQ(result.out, std::to_string(best) + "\n");
+  EXPECT_EQ(std::stoll(result.out), best);
   EXPECT_EQ(result.err, "");
 }
 
@@ -169,9 +169,8 @@ TEST(Run, stops_when_the_context_is_full_and_says_so) {
 TEST(Run, an_interrupt_ends_it_cleanly) {
   CommandOptions options;
   options.signal_at_output = SIGINT;
-  const CommandResult result = quern({"run", fixture("qwen35moe.gguf"), "--tokens", "1,2,3", "-n",
-                                      "-1", "--ctx", "16384", "--stats"},
-                                     options);
+  const CommandResult result = quern(
+      {"run", fixture("qwen35moe.gguf"), "--tokens", "1,2,3", "-n", "-1", "--stats"}, options);
   EXPECT_EQ(result.exit_code, 1) << result.err;
   EXPECT_THAT(result.err, HasSubstr("interrupted after"));
   EXPECT_THAT(result.err, HasSubstr("generation:"));
@@ -418,7 +417,8 @@ double perplexity(const std::filesystem::path& model) {
   return json["perplexity"];
 }
 
-// llama.cpp's figures for the same text and context: docs/measurements.md says how they were taken.
+// llama.cpp's figures for the same text, context and weights (decoded to F32, since it rounds
+// activations to 8 bits for quantised ones): docs/measurements.md says how they were taken.
 TEST(RealModel, smollm2_perplexity_agrees_with_llama_cpp_within_half_a_percent) {
   const auto model = real_model(smollm2);
   if (!model) GTEST_SKIP() << missing_model(smollm2);
@@ -429,17 +429,17 @@ TEST(RealModel, smollm2_perplexity_agrees_with_llama_cpp_within_half_a_percent) 
 TEST(RealModel, gemma3_perplexity_agrees_with_llama_cpp_within_half_a_percent) {
   const auto model = real_model(gemma3);
   if (!model) GTEST_SKIP() << missing_model(gemma3);
-  constexpr double theirs = 31.2785;
+  constexpr double theirs = 31.0425;
   EXPECT_NEAR(perplexity(*model), theirs, 0.005 * theirs);
 }
 
-TEST(RealModel, gemma3_knows_the_capital_of_france) {
+TEST(RealModel, gemma3_continues_as_llama_cpp_does) {
   const auto model = real_model(gemma3);
   if (!model) GTEST_SKIP() << missing_model(gemma3);
   const CommandResult result =
       quern({"run", model->string(), "-p", "The capital of France is", "-n", "8"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("Paris"));
+  EXPECT_EQ(result.out, " the capital of the country of France.\n");
 }
 
 }  // namespace
