@@ -6,7 +6,8 @@
 #include <map>
 #include <vector>
 
-#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/compile_kernel.h"
+#include "compiler/device_sizes.h"
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
 #include "models/error.h"
@@ -23,8 +24,9 @@ class Planner {
       : graph_(graph), options_(options), target_(target) {}
 
   CapacityAccount account(uint32_t context, const std::string& kv) {
-    if (context < options_.chunk) return plan(context, kv).capacity;
-    // From a whole chunk on only the caches grow with the context, so one plan a KV type is enough.
+    if (context < options_.chunk || is_cuda(target_)) return plan(context, kv).capacity;
+    // On the CPU only the caches grow with the context from a whole chunk on: one plan a KV type is
+    // enough. On the GPU RoPE tables and attention's scratch grow too.
     auto [base, added] = bases_.try_emplace(kv);
     if (added) base->second = plan(options_.chunk, kv);
     CapacityAccount account = base->second.capacity;
@@ -35,7 +37,7 @@ class Planner {
       if (attention == nullptr) continue;
       for (const uint32_t dim : {attention->head_dim, attention->value_dim}) {
         account.kv +=
-            cpu::kv_cache_bytes(attention->kv, attention->n_head_kv, dim, kv_capacity(context));
+            kv_cache_bytes(target_, attention->kv, attention->n_head_kv, dim, kv_capacity(context));
       }
     }
     return account;
@@ -59,7 +61,8 @@ class Planner {
     PlanOptions options = options_;
     options.context = context;
     options.kv = kv;
-    return make_plan(graph_, options, target_);
+    // NVRTC need not be loaded for keys that nobody reads.
+    return passes::build_plan(graph_, options, target_, /*keys=*/!is_cuda(target_));
   }
 
   const ModelGraph& graph_;
@@ -146,7 +149,9 @@ CapacityReport check_capacity(const ModelGraph& graph, const PlanOptions& option
 
   // By what they take and not by their bits: q8_0 pads small heads to whole blocks.
   std::vector<std::pair<uint64_t, spec::KvType>> smaller;
+  const bool f32_runs = !is_cuda(target) || resolved.attention == "wave";
   for (const auto& [type, name] : SpecNames<spec::KvType>::table) {
+    if (type == spec::KvType::f32 && !f32_runs) continue;
     const uint64_t total = planner.account(resolved.context, std::string(name)).total();
     if (total < report.account.total()) smaller.emplace_back(total, type);
   }

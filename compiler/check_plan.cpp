@@ -216,7 +216,7 @@ class PlanChecker {
   void check_step(size_t index) {
     const Step& step = plan_.steps[index];
     const std::string field = fmt::format("steps[{}]", index);
-    check_kernel_of(step, step.kernel, field + ".kernel");
+    check_kernel_of(step, step.kernel, field, field + ".kernel");
     check_variants(step, field);
     const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
     check_aliases(step, arguments, field);
@@ -227,23 +227,24 @@ class PlanChecker {
     }
   }
 
-  /// That a kernel takes the step's buffers.
-  void check_kernel_of(const Step& step, uint32_t kernel, const std::string& field) const {
-    if (kernel >= plan_.kernels.size()) refuse(field, "points at no kernel");
+  /// That a kernel, named at `at`, takes the step's buffers.
+  void check_kernel_of(const Step& step, uint32_t kernel, const std::string& field,
+                       const std::string& at) const {
+    if (kernel >= plan_.kernels.size()) refuse(at, "points at no kernel");
     const spec::AnySpec& spec = plan_.kernels[kernel].spec;
     if (std::holds_alternative<spec::RepackSpec>(spec)) {
-      refuse(field, "is a repack kernel, which runs when weights are loaded");
+      refuse(at, "is a repack kernel, which runs when weights are loaded");
     }
     if (std::holds_alternative<spec::GatherSpec>(spec) && step.rows != StepRows::outputs) {
-      refuse(field, "a gather makes rows of outputs");
+      refuse(field + ".rows", "a gather makes rows of outputs");
     }
     const auto arguments = kernel_arguments(spec, plan_);
     if (step.buffers.size() != arguments.size()) {
-      refuse(field, fmt::format("takes {} buffers and the step has {}", arguments.size(),
-                                step.buffers.size()));
+      refuse(field + ".buffers",
+             fmt::format("{} where the kernel takes {}", step.buffers.size(), arguments.size()));
     }
     for (size_t i = 0; i < arguments.size(); ++i) {
-      check_argument(step, i, arguments[i], fmt::format("{}, buffer {}", field, i));
+      check_argument(step, i, arguments[i], fmt::format("{}.buffers[{}]", field, i));
     }
   }
 
@@ -265,7 +266,7 @@ class PlanChecker {
       const StepVariant& variant = step.variants[i];
       const std::string at = fmt::format("{}.variants[{}]", field, i);
       if (!is_cuda(plan_.target)) refuse(at, "belongs to GPU plans alone");
-      check_kernel_of(step, variant.kernel, at);
+      check_kernel_of(step, variant.kernel, field, at);
       const spec::AnySpec& spec = plan_.kernels[variant.kernel].spec;
       if (spec.index() != general.index()) refuse(at, "is a kernel of another family");
       if (variant.max_tokens <= last) refuse(at, "is not for more tokens than the one before it");
@@ -376,8 +377,8 @@ class PlanChecker {
                      const std::string& field) const {
     const bool gemm = std::holds_alternative<spec::GemmSpec>(plan_.kernels[step.kernel].spec);
     for (size_t i = 0; i < arguments.size(); ++i) {
-      if (arguments[i].access == Access::read) continue;
       const BufferRef& written = step.buffers[i];
+      if (arguments[i].access == Access::read || written.kind == BufferKind::none) continue;
       for (size_t j = 0; j < arguments.size(); ++j) {
         if (i == j || (gemm && i == 1 && j == 2)) continue;
         if (step.buffers[j].kind == written.kind && step.buffers[j].index == written.index) {

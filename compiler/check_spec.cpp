@@ -177,8 +177,8 @@ struct Checker {
     range("segment_keys", s.segment_keys, s.block_keys, 1u << 24);
     if (s.block_keys % 16 != 0) refuse("block_keys", "are not a multiple of 16");
     if (s.segment_keys % s.block_keys != 0) refuse("segment_keys", "are not whole blocks");
-    cpu_only("gate", s.tier, s.gate != 0);
     range("decode", s.decode, 0, s.tier == spec::Tier::cpu ? 0 : 1);
+    range("warps", s.warps, 0, s.tier == spec::Tier::cpu ? 0 : 16);
     if (s.tier != spec::Tier::cpu && s.path == spec::AttentionPath::flash) gpu_flash(s);
   }
   void gpu_flash(const spec::AttentionSpec& s) const {

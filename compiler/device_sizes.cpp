@@ -63,6 +63,11 @@ uint64_t activation_bytes(const ActivationBuffer& buffer, uint32_t chunk, uint32
 
 uint64_t attention_scratch_bytes(const spec::AttentionSpec& spec, uint32_t chunk,
                                  uint32_t context) {
+  if (spec.path == spec::AttentionPath::wave) {
+    const uint32_t capacity = kv_capacity(context);
+    const uint32_t blocks = spec::attention_wave_shape(spec, chunk, capacity).grid_x;
+    return product(blocks, spec::attention_wave_queries, capacity * sizeof(float));
+  }
   const uint64_t parked = product(chunk, spec.n_head, spec.value_dim);
   const uint64_t segments = (uint64_t{context} + spec.segment_keys - 1) / spec.segment_keys;
   const uint64_t partial = product(spec.n_head, segments, uint64_t{spec.value_dim} + 2);

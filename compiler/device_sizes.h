@@ -26,8 +26,9 @@ constexpr uint64_t operand_row_bytes(uint64_t width) {
   return (width + 63) / 64 * 128;
 }
 
-/// Bytes of buffer 5 of attention on the GPU: what a prefill launch of `chunk` tokens parks, or the
-/// partial results of a decode step at `context`, whichever is more.
+/// Bytes of buffer 5 of attention on the GPU. Flash: what a prefill launch of `chunk` tokens parks,
+/// or the partial results of a decode step at `context`, whichever is more. Wave: the scores of the
+/// blocks of such a launch.
 uint64_t attention_scratch_bytes(const spec::AttentionSpec& spec, uint32_t chunk, uint32_t context);
 
 }  // namespace quern

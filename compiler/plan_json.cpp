@@ -58,6 +58,7 @@ OrderedJson to_json(const PlanKernel& kernel) {
 
 OrderedJson to_json(const ActivationBuffer& buffer) {
   return {{"name", buffer.name},
+          {"form", name_of("activations.form", buffer.form)},
           {"bytes_per_row", buffer.bytes_per_row},
           {"fixed_bytes", buffer.fixed_bytes},
           {"selected", buffer.selected},
@@ -65,22 +66,27 @@ OrderedJson to_json(const ActivationBuffer& buffer) {
           {"bytes", buffer.bytes}};
 }
 
+void put(OrderedJson& json, const WeightSlice& slice) {
+  json["tensor"] = slice.tensor;
+  json["type"] = name_of("weights.type", to_spec(slice.type));
+  json["k"] = slice.k;
+  json["rows"] = slice.rows;
+  json["experts"] = slice.experts;
+  json["tensor_rows"] = slice.tensor_rows;
+  json["offset"] = slice.offset;
+  json["block"] = slice.block;
+  json["stride"] = slice.stride;
+}
+
 OrderedJson to_json(const WeightBinding& weight) {
-  const WeightSlice& slice = weight.slice;
-  OrderedJson json = {{"form", name_of("weights.form", weight.form)},
-                      {"tensor", slice.tensor},
-                      {"type", name_of("weights.type", to_spec(slice.type))},
-                      {"k", slice.k},
-                      {"rows", slice.rows},
-                      {"experts", slice.experts},
-                      {"tensor_rows", slice.tensor_rows},
-                      {"offset", slice.offset},
-                      {"block", slice.block},
-                      {"stride", slice.stride},
-                      {"repack_kernel", weight.repack_kernel},
-                      {"bytes", weight.bytes}};
+  OrderedJson json = {{"form", name_of("weights.form", weight.form)}};
+  put(json, weight.slice);
+  json["glu_up"] = nullptr;
+  if (weight.glu_up) put(json["glu_up"] = OrderedJson::object(), *weight.glu_up);
   // Only packed weights have a kernel; the marker of none would be a number without meaning.
-  if (weight.form != WeightForm::packed) json["repack_kernel"] = nullptr;
+  json["repack_kernel"] = nullptr;
+  if (weight.form == WeightForm::packed) json["repack_kernel"] = weight.repack_kernel;
+  json["bytes"] = weight.bytes;
   return json;
 }
 
@@ -94,11 +100,19 @@ OrderedJson to_json(const StateBuffer& state) {
 OrderedJson to_json(const Step& step) {
   OrderedJson buffers = OrderedJson::array();
   for (const BufferRef& buffer : step.buffers) buffers.push_back(to_json(buffer));
-  return {{"name", step.name},
-          {"kernel", step.kernel},
-          {"rows", name_of("steps.rows", step.rows)},
-          {"layer", step.layer},
-          {"buffers", std::move(buffers)}};
+  OrderedJson variants = OrderedJson::array();
+  for (const StepVariant& variant : step.variants) {
+    variants.push_back(OrderedJson::array({variant.max_tokens, variant.kernel}));
+  }
+  return {
+      {"name", step.name},
+      {"kernel", step.kernel},
+      {"variants", std::move(variants)},
+      {"scales", OrderedJson::array({readable_double(step.x_scale), readable_double(step.out_scale),
+                                     readable_double(step.weight_scale)})},
+      {"rows", name_of("steps.rows", step.rows)},
+      {"layer", step.layer},
+      {"buffers", std::move(buffers)}};
 }
 
 OrderedJson to_json(const Decision& decision) {
@@ -250,9 +264,10 @@ PlanKernel read_kernel(const Cursor& c) {
 }
 
 ActivationBuffer read_activation(const Cursor& c) {
-  c.has_only(6);
+  c.has_only(7);
   ActivationBuffer buffer;
   buffer.name = c.at("name").text();
+  buffer.form = c.at("form").enumerator<ActivationForm>();
   buffer.bytes_per_row = c.at("bytes_per_row").u64();
   buffer.fixed_bytes = c.at("fixed_bytes").u64();
   buffer.selected = c.at("selected").boolean();
@@ -261,19 +276,30 @@ ActivationBuffer read_activation(const Cursor& c) {
   return buffer;
 }
 
+WeightSlice read_slice(const Cursor& c) {
+  WeightSlice slice;
+  slice.tensor = c.at("tensor").text();
+  slice.type = from_spec(c.at("type").enumerator<spec::QuantType>());
+  slice.k = c.at("k").u64();
+  slice.rows = c.at("rows").u64();
+  slice.experts = c.at("experts").u64();
+  slice.tensor_rows = c.at("tensor_rows").u64();
+  slice.offset = c.at("offset").u64();
+  slice.block = c.at("block").u64();
+  slice.stride = c.at("stride").u64();
+  return slice;
+}
+
 WeightBinding read_weight(const Cursor& c) {
-  c.has_only(12);
+  c.has_only(13);
   WeightBinding weight;
   weight.form = c.at("form").enumerator<WeightForm>();
-  weight.slice.tensor = c.at("tensor").text();
-  weight.slice.type = from_spec(c.at("type").enumerator<spec::QuantType>());
-  weight.slice.k = c.at("k").u64();
-  weight.slice.rows = c.at("rows").u64();
-  weight.slice.experts = c.at("experts").u64();
-  weight.slice.tensor_rows = c.at("tensor_rows").u64();
-  weight.slice.offset = c.at("offset").u64();
-  weight.slice.block = c.at("block").u64();
-  weight.slice.stride = c.at("stride").u64();
+  weight.slice = read_slice(c);
+  const Cursor up = c.at("glu_up");
+  if (!up.is_null()) {
+    up.has_only(9);
+    weight.glu_up = read_slice(up);
+  }
   const Cursor repack = c.at("repack_kernel");
   if (weight.form == WeightForm::packed) {
     weight.repack_kernel = repack.u32();
@@ -294,17 +320,43 @@ StateBuffer read_state(const Cursor& c) {
   return state;
 }
 
+/// Element `index` of a list of `count`.
+Cursor element(const Cursor& c, size_t index, size_t count, std::string_view shape) {
+  if (!c.json().is_array() || c.json().size() != count) c.refuse(fmt::format("not {}", shape));
+  return {c.json()[index], fmt::format("{}[{}]", c.path(), index)};
+}
+
 BufferRef read_buffer(const Cursor& c) {
-  if (!c.json().is_array() || c.json().size() != 2) c.refuse("not [kind, index]");
-  const Cursor kind(c.json()[0], c.path() + "[0]"), index(c.json()[1], c.path() + "[1]");
-  return {kind.enumerator<BufferKind>(), index.u32()};
+  constexpr std::string_view shape = "[kind, index]";
+  return {element(c, 0, 2, shape).enumerator<BufferKind>(), element(c, 1, 2, shape).u32()};
+}
+
+StepVariant read_variant(const Cursor& c) {
+  constexpr std::string_view shape = "[max_tokens, kernel]";
+  return {element(c, 0, 2, shape).u32(), element(c, 1, 2, shape).u32()};
+}
+
+/// A power of two, so that scaling is exact.
+float read_scale(const Cursor& c) {
+  const double scale = c.real();
+  int exponent = 0;
+  if (std::frexp(scale, &exponent) != 0.5 || exponent < -100 || exponent > 100) {
+    c.refuse("not a power of two");
+  }
+  return static_cast<float>(scale);
 }
 
 Step read_step(const Cursor& c) {
-  c.has_only(5);
+  c.has_only(7);
   Step step;
   step.name = c.at("name").text();
   step.kernel = c.at("kernel").u32();
+  step.variants = c.at("variants").list(read_variant);
+  const Cursor scales = c.at("scales");
+  constexpr std::string_view shape = "[x, out, weight]";
+  step.x_scale = read_scale(element(scales, 0, 3, shape));
+  step.out_scale = read_scale(element(scales, 1, 3, shape));
+  step.weight_scale = read_scale(element(scales, 2, 3, shape));
   step.rows = c.at("rows").enumerator<StepRows>();
   step.layer = c.at("layer").i32();
   step.buffers = c.at("buffers").list(read_buffer);

@@ -23,6 +23,16 @@ struct SpecNames<BufferKind> {
 };
 
 template <>
+struct SpecNames<ActivationForm> {
+  using E = ActivationForm;
+  static constexpr std::array<std::pair<E, std::string_view>, 3> table = {{
+      {E::rows, "rows"},
+      {E::operand, "operand"},
+      {E::counters, "counters"},
+  }};
+};
+
+template <>
 struct SpecNames<WeightForm> {
   using E = WeightForm;
   static constexpr std::array<std::pair<E, std::string_view>, 3> table = {{

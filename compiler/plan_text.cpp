@@ -70,8 +70,8 @@ class Facts {
     add_head(plan);
     for (const ActivationBuffer& buffer : plan.activations) {
       add("activation " + buffer.name, "bytes",
-          fmt::format("{} ({} a row{})", buffer.bytes, buffer.bytes_per_row,
-                      buffer.selected ? ", output rows" : ""));
+          fmt::format("{} ({} a row{}, {})", buffer.bytes, buffer.bytes_per_row,
+                      buffer.selected ? ", output rows" : "", spec_name(buffer.form)));
       add("activation " + buffer.name, "offset", fmt::to_string(buffer.offset));
     }
     for (const WeightBinding& weight : plan.weights) add_weight(weight);
@@ -163,6 +163,14 @@ class Facts {
                     spec_name(to_spec(s.type)), s.rows, s.k, s.tensor_rows, s.experts, s.block,
                     s.stride));
     add(thing, "bytes", fmt::to_string(weight.bytes));
+    if (weight.glu_up) {
+      add(thing, "interleaved with",
+          fmt::format("{}[{}]", weight.glu_up->tensor, weight.glu_up->offset));
+    }
+  }
+
+  void add_spec(const std::string& thing, const spec::AnySpec& spec) {
+    for (const auto& [field, value] : spec_fields(spec)) add(thing, field, value);
   }
 
   void add_step(const Plan& plan, const Step& step) {
@@ -170,10 +178,12 @@ class Facts {
     const bool known = step.kernel < plan.kernels.size();
     add(thing, "kernel", known ? std::string(spec_family(plan.kernels[step.kernel].spec)) : "?");
     add(thing, "rows", fmt::format("{} of layer {}", spec_name(step.rows), step.layer));
-    if (known) {
-      for (const auto& [field, value] : spec_fields(plan.kernels[step.kernel].spec)) {
-        add(thing, field, value);
-      }
+    add(thing, "scales",
+        fmt::format("x {}, out {}, weight {}", step.x_scale, step.out_scale, step.weight_scale));
+    if (known) add_spec(thing, plan.kernels[step.kernel].spec);
+    for (const StepVariant& variant : step.variants) {
+      const std::string which = fmt::format("{} up to {} rows", thing, variant.max_tokens);
+      if (variant.kernel < plan.kernels.size()) add_spec(which, plan.kernels[variant.kernel].spec);
     }
     for (size_t i = 0; i < step.buffers.size(); ++i) {
       add(thing, fmt::format("buffer {}", i), buffer_text(plan, step.buffers[i]));
@@ -210,35 +220,53 @@ void describe_capacity(const Plan& plan, std::string& out) {
   }
 }
 
-}  // namespace
-
-std::string describe_plan(const Plan& plan) {
-  std::string out;
-  describe_head(plan, out);
-  describe_capacity(plan, out);
+void describe_kernels(const Plan& plan, std::string& out) {
   std::vector<uint32_t> launches(plan.kernels.size()), repacks(plan.kernels.size());
   for (const WeightBinding& weight : plan.weights) {
     if (weight.repack_kernel < repacks.size()) ++repacks[weight.repack_kernel];
   }
   for (const Step& step : plan.steps) {
     if (step.kernel < launches.size()) ++launches[step.kernel];
+    for (const StepVariant& variant : step.variants) {
+      if (variant.kernel < launches.size()) ++launches[variant.kernel];
+    }
   }
   out += fmt::format("\nkernels ({})\n", plan.kernels.size());
   for (size_t i = 0; i < plan.kernels.size(); ++i) {
     const PlanKernel& kernel = plan.kernels[i];
     const std::string uses = repacks[i] != 0 ? fmt::format("{} weights", repacks[i])
                                              : fmt::format("{} steps", launches[i]);
-    out += fmt::format("  {:>3} {:<9} {}, key {:.12}{}\n      {}\n", i, spec_family(kernel.spec),
-                       uses, kernel.key_digest, kernel.entry_digest.empty() ? "" : ", compiled",
-                       kernel_summary(kernel.spec));
+    out +=
+        fmt::format("  {:>3} {:<9} {}, {}{}\n      {}\n", i, spec_family(kernel.spec), uses,
+                    kernel.key_digest.empty() ? std::string("no key without its compiler")
+                                              : fmt::format("key {:.12}", kernel.key_digest),
+                    kernel.entry_digest.empty() ? "" : ", compiled", kernel_summary(kernel.spec));
   }
+}
+
+void describe_steps(const Plan& plan, std::string& out) {
   out += fmt::format("\nsteps ({})\n", plan.steps.size());
   for (const Step& step : plan.steps) {
+    std::string variants;
+    for (const StepVariant& variant : step.variants) {
+      variants += fmt::format("{}up to {}: {}", variants.empty() ? "  (" : ", ", variant.max_tokens,
+                              variant.kernel);
+    }
     out += fmt::format(
-        "  kernel {:>3} {:<9} {:<7} {}\n", step.kernel,
+        "  kernel {:>3} {:<9} {:<7} {}{}\n", step.kernel,
         step.kernel < plan.kernels.size() ? spec_family(plan.kernels[step.kernel].spec) : "?",
-        spec_name(step.rows), step.name);
+        spec_name(step.rows), step.name, variants.empty() ? "" : variants + ")");
   }
+}
+
+}  // namespace
+
+std::string describe_plan(const Plan& plan) {
+  std::string out;
+  describe_head(plan, out);
+  describe_capacity(plan, out);
+  describe_kernels(plan, out);
+  describe_steps(plan, out);
   out += fmt::format("\nmemory\n  {} activations in an arena of {}, {} pieces of state in {}\n",
                      plan.activations.size(), human_bytes(plan.arena_bytes), plan.states.size(),
                      human_bytes(plan.state_bytes));

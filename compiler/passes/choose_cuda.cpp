@@ -11,6 +11,7 @@
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
 #include "models/error.h"
+#include "templates/spec/attention_launch.h"
 
 namespace quern::passes {
 
@@ -26,8 +27,8 @@ bool is_glu(spec::Epilogue epilogue) {
 /// Chooses the tiles of each GEMM once, and says so once.
 class TileChooser {
  public:
-  TileChooser(const Target& target, std::vector<Decision>& decisions)
-      : target_(cuda::target_traits(target.name)), decisions_(decisions) {}
+  TileChooser(const cuda::TargetTraits& target, std::vector<Decision>& decisions)
+      : target_(target), decisions_(decisions) {}
 
   /// One kernel for each class that launches of up to `max_rows` rows need, by ascending rows.
   const std::vector<Program::Variant>& kernels(const spec::GemmSpec& math, uint32_t max_rows) {
@@ -84,7 +85,10 @@ class TileChooser {
 class CudaChooser {
  public:
   CudaChooser(Program& program, const PlanOptions& options, const Target& target)
-      : program_(program), options_(options), tiles_(target, program.decisions) {
+      : program_(program),
+        options_(options),
+        traits_(cuda::target_traits(target.name)),
+        tiles_(traits_, program.decisions) {
     // `resolve` has checked both names.
     spec_value(options.kv, kv_);
     spec_value(options.attention, path_);
@@ -166,6 +170,7 @@ class CudaChooser {
 
   Program& program_;
   const PlanOptions& options_;
+  const cuda::TargetTraits& traits_;
   TileChooser tiles_;
   LayerDecisions decisions_;
   spec::KvType kv_{};
@@ -238,11 +243,7 @@ BufferRef CudaChooser::counters(uint32_t n_head_kv) {
 }
 
 void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
-  if (s.gate != 0) no_kernel(launch, "attention has an output gate");
-  if (uint64_t{s.n_head} * s.value_dim % 64 != 0) {
-    no_kernel(launch, "its output is not whole slabs of 64 values");
-  }
-  want_rows(launch, {0});
+  want_rows(launch, {0, 4});
   s.tier = spec::Tier::mma;
   s.kv = kv_;
   s.path = path_;
@@ -256,6 +257,10 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
   launch.buffers.push_back(scratch);
   if (path_ == spec::AttentionPath::wave) {
     launch.buffers.emplace_back();
+    const uint32_t shared = spec::attention_wave_shape(s, 1, 64).shared_bytes;
+    if (s.value_dim > 512 || shared > traits_.shared_bytes_block) {
+      no_kernel(launch, "its heads are too wide");
+    }
     decisions_.add(launch.layer, "attention", "wave", "f32 scores in a bounded scratch");
     return;
   }
@@ -270,6 +275,11 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
                  fmt::format("head dim {}, {} cache", s.head_dim, spec_name(s.kv)));
   spec::AttentionSpec decode = s;
   decode.decode = 1;
+  // Fewer queries a block where the card's shared memory is small: no bit depends on it.
+  while (spec::attention_prefill_shape(s, 1).shared_bytes > traits_.shared_bytes_block) {
+    s.warps = spec::attention_prefill_warps(s) / 2;
+    if (s.warps == 0) no_kernel(launch, "its blocks need more shared memory than there is");
+  }
   if (options_.chunk == 1) {
     s = decode;
   } else {

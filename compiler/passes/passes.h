@@ -88,7 +88,7 @@ class LayerDecisions {
   std::vector<Row> rows_;
 };
 
-/// make_plan, without the kernels' keys where they are not wanted (for accounts of many plans).
+/// make_plan; a GPU plan's kernels may do without their keys (for accounts of many plans).
 Plan build_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target,
                 bool keys);
 

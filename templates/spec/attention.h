@@ -35,6 +35,7 @@ struct AttentionSpec {
   u32 segment_keys = 1024;
   Tier tier = Tier::cpu;
   u32 decode = 0;           ///< GPU tiers: the kernel of one token, its segments in parallel; same bits.
+  u32 warps = 0;            ///< GPU tiers, flash prefill: warps a block, 16 queries each; 0: as many as registers allow.
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -56,6 +57,7 @@ struct AttentionSpec {
     v("segment_keys", s.segment_keys);
     v("tier", s.tier);
     v("decode", s.decode);
+    v("warps", s.warps);
   }
 };
 

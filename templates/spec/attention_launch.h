@@ -9,7 +9,7 @@ namespace quern::spec {
 
 /// Warps of a prefill block, 16 queries each: fewer where a head's output fills the registers.
 constexpr u32 attention_prefill_warps(const AttentionSpec& s) {
-  return s.head_dim > 128 || s.value_dim > 128 ? 4 : 8;
+  return s.warps != 0 ? s.warps : s.head_dim > 128 || s.value_dim > 128 ? 4 : 8;
 }
 
 constexpr u32 attention_k_bytes(const AttentionSpec& s) {

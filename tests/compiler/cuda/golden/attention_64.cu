@@ -20,6 +20,7 @@ constexpr AttentionSpec quern_spec = {
     .segment_keys = 1024,
     .tier = Tier::mma,
     .decode = 0,
+    .warps = 0,
 };
 }  // namespace quern::spec
 
