@@ -17,6 +17,28 @@ struct Problem {
   uint32_t k = 0, tokens = 0;
 };
 
+/// How a kernel tiles it: the bits must not depend on it.
+struct Tile {
+  uint32_t tokens, cells, stages, decoders;
+};
+
+GemmSpec spec_of(const Problem& problem, const Tile& tile) {
+  GemmSpec s{.n_segments = static_cast<uint32_t>(problem.segments.size()),
+             .k = problem.k,
+             .tile_tokens = tile.tokens,
+             .tile_cells = tile.cells,
+             .tier = spec::Tier::mma,
+             .stages = tile.stages,
+             .decoders = tile.decoders};
+  for (size_t i = 0; i < problem.segments.size(); ++i) {
+    s.segments[i] = {spec::gpu_resident_type(problem.segments[i].type), problem.segments[i].rows};
+  }
+  return s;
+}
+
+constexpr Tile decode_tiles[] = {{64, 8, 4, 0}, {8, 4, 4, 0}, {8, 2, 2, 4}};
+constexpr Tile prefill_tiles[] = {{256, 8, 4, 0}, {64, 8, 4, 0}, {128, 8, 3, 0}};
+
 /// A GEMM's device memory: random weights of each segment, packed by the repack kernel, and random
 /// f16 activations.
 class GemmCase {
@@ -35,18 +57,8 @@ class GemmCase {
     operand_.emplace(make_operand(x_, p_.tokens, p_.k, operand_rows_));
   }
 
-  std::vector<float> run(uint32_t tile_tokens, uint32_t tile_cells, uint32_t stages,
-                         uint32_t decoders) {
-    GemmSpec s{.n_segments = static_cast<uint32_t>(p_.segments.size()),
-               .k = p_.k,
-               .tile_tokens = tile_tokens,
-               .tile_cells = tile_cells,
-               .tier = spec::Tier::mma,
-               .stages = stages,
-               .decoders = decoders};
-    for (size_t i = 0; i < p_.segments.size(); ++i) {
-      s.segments[i] = {spec::gpu_resident_type(p_.segments[i].type), p_.segments[i].rows};
-    }
+  std::vector<float> run(const Tile& tile) {
+    const GemmSpec s = spec_of(p_, tile);
     const spec::LaunchShape shape = launch_shape(s, p_.tokens);
     Kernel kernel(s, shape);
     Array<float> y(static_cast<size_t>(p_.tokens) * rows_);
@@ -97,39 +109,61 @@ class GemmCase {
   uint32_t rows_ = 0, operand_rows_ = 0;
 };
 
+struct Size {
+  uint32_t rows, k, tokens;
+};
+constexpr Size decode_sizes[] = {{256, 256, 8}, {200, 512, 1}, {384, 1024, 3}, {512, 2048, 5}};
+constexpr Size prefill_sizes[] = {{640, 512, 17}, {256, 1024, 64}, {330, 2048, 300}};
+
+constexpr spec::QuantType types[] = {
+    spec::QuantType::q4_k, spec::QuantType::q5_k,   spec::QuantType::q6_k,
+    spec::QuantType::q8_0, spec::QuantType::q4_0,   spec::QuantType::f16,
+    spec::QuantType::f32,  spec::QuantType::bf16,   spec::QuantType::q4_1,
+    spec::QuantType::q5_0, spec::QuantType::q5_1,   spec::QuantType::q2_k,
+    spec::QuantType::q3_k, spec::QuantType::iq4_nl, spec::QuantType::iq4_xs,
+    spec::QuantType::mxfp4};
+
+/// The kernels of every case of every type, compiled together before the first.
+void compile_all() {
+  static const bool once = [] {
+    std::vector<spec::AnySpec> specs;
+    for (const spec::QuantType type : types) {
+      auto add = [&](const Size& size, std::span<const Tile> tiles) {
+        specs.emplace_back(repack_spec(type, size.k));
+        for (const Tile& tile : tiles) {
+          specs.emplace_back(spec_of({{{type, size.rows}}, size.k, size.tokens}, tile));
+        }
+      };
+      for (const Size& size : decode_sizes) add(size, decode_tiles);
+      for (const Size& size : prefill_sizes) add(size, prefill_tiles);
+    }
+    precompile(specs);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
 class GemmTypes : public testing::TestWithParam<spec::QuantType> {};
 
 TEST_P(GemmTypes, every_kernel_gives_the_same_bits_and_the_exact_product) {
   QUERN_NEED_GPU();
-  for (const auto& [rows, k, tokens] : {std::tuple{256u, 256u, 8u}, std::tuple{200u, 512u, 1u},
-                                        std::tuple{384u, 1024u, 3u}, std::tuple{512u, 2048u, 5u}}) {
-    GemmCase c({{{GetParam(), rows}}, k, tokens});
-    const std::vector<float> tile = c.run(64, 8, 4, 0);
-    EXPECT_LT(c.error(tile), 2e-5) << rows << " x " << k << ", " << tokens << " tokens";
-    EXPECT_EQ(std::memcmp(tile.data(), c.run(8, 4, 4, 0).data(), tile.size() * 4), 0)
-        << "decode, one warp a row group";
-    EXPECT_EQ(std::memcmp(tile.data(), c.run(8, 2, 2, 4).data(), tile.size() * 4), 0)
-        << "decode, decoders apart";
-  }
-  for (const auto& [rows, k, tokens] :
-       {std::tuple{640u, 512u, 17u}, std::tuple{256u, 1024u, 64u}, std::tuple{330u, 2048u, 300u}}) {
-    GemmCase c({{{GetParam(), rows}}, k, tokens});
-    const std::vector<float> tile = c.run(256, 8, 4, 0);
-    EXPECT_LT(c.error(tile), 2e-5) << rows << " x " << k << ", " << tokens << " tokens";
-    EXPECT_EQ(std::memcmp(tile.data(), c.run(64, 8, 4, 0).data(), tile.size() * 4), 0)
-        << "tiles of 64 and 256 tokens";
-  }
+  compile_all();
+  auto check = [](const Size& size, std::span<const Tile> tiles) {
+    GemmCase c({{{GetParam(), size.rows}}, size.k, size.tokens});
+    const std::vector<float> first = c.run(tiles[0]);
+    EXPECT_LT(c.error(first), 2e-5)
+        << size.rows << " x " << size.k << ", " << size.tokens << " tokens";
+    for (const Tile& tile : tiles.subspan(1)) {
+      EXPECT_EQ(std::memcmp(first.data(), c.run(tile).data(), first.size() * 4), 0)
+          << size.tokens << " tokens, tile of " << tile.tokens << ", " << tile.decoders
+          << " decoders";
+    }
+  };
+  for (const Size& size : decode_sizes) check(size, decode_tiles);
+  for (const Size& size : prefill_sizes) check(size, prefill_tiles);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GemmTypes,
-                         testing::Values(spec::QuantType::q4_k, spec::QuantType::q5_k,
-                                         spec::QuantType::q6_k, spec::QuantType::q8_0,
-                                         spec::QuantType::q4_0, spec::QuantType::f16,
-                                         spec::QuantType::f32, spec::QuantType::bf16,
-                                         spec::QuantType::q4_1, spec::QuantType::q5_0,
-                                         spec::QuantType::q5_1, spec::QuantType::q2_k,
-                                         spec::QuantType::q3_k, spec::QuantType::iq4_nl,
-                                         spec::QuantType::iq4_xs, spec::QuantType::mxfp4));
+INSTANTIATE_TEST_SUITE_P(All, GemmTypes, testing::ValuesIn(types));
 
 TEST(Gemm, segments_of_different_types_lie_side_by_side) {
   QUERN_NEED_GPU();
@@ -137,9 +171,9 @@ TEST(Gemm, segments_of_different_types_lie_side_by_side) {
       {{{spec::QuantType::q4_k, 512}, {spec::QuantType::q4_k, 100}, {spec::QuantType::q6_k, 128}},
        1024,
        70});
-  const std::vector<float> tile = c.run(64, 8, 4, 0);
+  const std::vector<float> tile = c.run({64, 8, 4, 0});
   EXPECT_LT(c.error(tile), 2e-5);
-  EXPECT_EQ(std::memcmp(tile.data(), c.run(256, 8, 4, 0).data(), tile.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(tile.data(), c.run({256, 8, 4, 0}).data(), tile.size() * 4), 0);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "runtime/cuda/device.h"
 #include "templates/spec/attention_launch.h"
 #include "templates/spec/gemm_launch.h"
+#include "tests/gpu/support/compile.h"
 
 namespace quern::test {
 
@@ -76,15 +77,12 @@ class Array {
   size_t count_;
 };
 
-/// Compiles a spec for this GPU and launches it.
+/// A spec's kernel for this GPU, or a given one (a mutant), and its launches.
 class Kernel {
  public:
-  Kernel(const spec::AnySpec& spec, spec::LaunchShape shape)
-      : shape_(shape),
-        compiled_(cuda::compile_kernel(
-            spec, cuda::make_target(cuda::target_for_device(gpu()->compute_capability()).name),
-            true)),
-        loaded_(gpu(), compiled_.code, shape.shared_bytes, "a test kernel") {}
+  Kernel(const spec::AnySpec& spec, spec::LaunchShape shape) : Kernel(compiled(spec), shape) {}
+  Kernel(const CompiledKernel& kernel, spec::LaunchShape shape)
+      : shape_(shape), loaded_(gpu(), kernel.code, shape.shared_bytes, "a test kernel") {}
 
   /// Runs with the grid given and waits; returns the device time in microseconds (the median of
   /// `runs`).
@@ -107,11 +105,31 @@ class Kernel {
   double run(const cuda::KernelArgs& args, const cuda::RunState& state, int runs = 1) {
     return run(args, state, shape_.grid_x, shape_.grid_y, runs);
   }
-  const CompiledKernel& compiled() const { return compiled_; }
+
+  /// Microseconds of a launch: all of `variants` (the same work on different memory, so that caches
+  /// stay cold) one after the other, the median of `repeats` such rounds after one that is not
+  /// counted.
+  double time(std::vector<cuda::KernelArgs> variants, const cuda::RunState& state, uint32_t grid_x,
+              uint32_t grid_y, int repeats = 5) {
+    Array<cuda::RunState> device_state(std::vector<cuda::RunState>{state});
+    cuda::StreamQueue stream(gpu());
+    cuda::Stopwatch watch(gpu());
+    std::vector<double> times;
+    for (int i = 0; i <= repeats; ++i) {
+      watch.start(stream);
+      for (cuda::KernelArgs& args : variants) {
+        args.state = device_state.pointer();
+        loaded_.launch(stream, grid_x, grid_y, shape_.threads, shape_.shared_bytes, args);
+      }
+      const double us = watch.stop_us(stream);
+      if (i > 0) times.push_back(us / static_cast<double>(variants.size()));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
 
  private:
   spec::LaunchShape shape_;
-  CompiledKernel compiled_;
   cuda::LoadedKernel loaded_;
 };
 
@@ -122,6 +140,12 @@ inline cuda::KernelArgs plain_args() {
   return args;
 }
 
+/// Element k of a token of an f16 operand.
+inline size_t operand_index(uint32_t k, uint32_t token, uint32_t operand_rows) {
+  return (static_cast<size_t>(k / 64) * operand_rows + token) * 64 +
+         ((k / 8 % 8 ^ (token & 7)) * 8) + k % 8;
+}
+
 /// Host image of an f16 operand (docs/gpu.md) from row-major values.
 inline std::vector<uint16_t> make_operand(const std::vector<uint16_t>& rows, uint32_t tokens,
                                           uint32_t k, uint32_t operand_rows) {
@@ -129,9 +153,7 @@ inline std::vector<uint16_t> make_operand(const std::vector<uint16_t>& rows, uin
   std::vector<uint16_t> operand(static_cast<size_t>(slabs) * operand_rows * 64, 0);
   for (uint32_t t = 0; t < tokens; ++t) {
     for (uint32_t i = 0; i < k; ++i) {
-      const uint32_t piece = (i >> 3) & 7;
-      operand[(static_cast<size_t>(i >> 6) * operand_rows + t) * 64 + ((piece ^ (t & 7)) << 3) +
-              (i & 7)] = rows[static_cast<size_t>(t) * k + i];
+      operand[operand_index(i, t, operand_rows)] = rows[static_cast<size_t>(t) * k + i];
     }
   }
   return operand;

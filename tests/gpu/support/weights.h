@@ -91,6 +91,10 @@ inline std::vector<float> decode_weight(spec::QuantType type, const std::vector<
   return values;
 }
 
+inline spec::RepackSpec repack_spec(spec::QuantType type, uint32_t k) {
+  return {.type = type, .k = k, .tier = spec::Tier::mma};
+}
+
 /// Packs rows into GPU cells with the repack kernel. `up`: the other half of a glu, interleaved
 /// by 8.
 inline Array<std::byte> pack_on_gpu(spec::QuantType type, const std::vector<std::byte>& raw,
@@ -103,7 +107,7 @@ inline Array<std::byte> pack_on_gpu(spec::QuantType type, const std::vector<std:
   std::optional<Array<std::byte>> second;
   if (up != nullptr) second.emplace(*up);
   packed.poison();
-  Kernel kernel(spec::RepackSpec{.type = type, .k = k, .tier = spec::Tier::mma}, {.threads = 128});
+  Kernel kernel(repack_spec(type, k), {.threads = 128});
   cuda::KernelArgs args = plain_args();
   args.buffers[0] = source.pointer();
   args.buffers[1] = packed.pointer();
