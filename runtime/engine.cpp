@@ -50,8 +50,10 @@ std::shared_ptr<Engine> Engine::load(gguf::File file, Plan plan, KernelStore& st
   impl->kernels = load_kernels(impl->plan, store, compile, impl->pool.size(), options.progress,
                                impl->loader, impl->stats);
   const auto start = std::chrono::steady_clock::now();
-  impl->weights.emplace(impl->file, impl->plan, impl->kernels, impl->pool, options.progress);
-  impl->executor.emplace(impl->plan, impl->kernels, *impl->weights, impl->pool);
+  impl->weights = std::make_unique<Weights>(impl->file, impl->plan, impl->kernels, impl->pool,
+                                            options.progress);
+  impl->executor =
+      std::make_unique<Executor>(impl->plan, impl->kernels, *impl->weights, impl->pool);
   impl->stats.weights_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   impl->stats.weight_bytes = impl->weights->bytes();

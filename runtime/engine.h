@@ -32,13 +32,13 @@ struct LoadStats {
 
 class Session;
 
-/// A loaded model: its plan, its kernels ready to call, its weights in place. Immutable after loading and
-/// shared by sessions; sessions of one engine take turns on its thread pool.
+/// A loaded model: its plan, its kernels ready to call, its weights in place. Immutable after
+/// loading and shared by sessions; sessions of one engine take turns on its thread pool.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  /// Gets the plan's kernels from the store (compiling with `compile` where its mode allows), repacks weights,
-  /// and checks that the plan belongs to this file (fingerprint). The file must outlive the engine: it is
-  /// moved in.
+  /// Gets the plan's kernels from the store (compiling with `compile` where its mode allows),
+  /// repacks weights, and checks that the plan belongs to this file (fingerprint). The file must
+  /// outlive the engine: it is moved in.
   static std::shared_ptr<Engine> load(gguf::File file, Plan plan, KernelStore& store,
                                       const KernelCompiler& compile, const EngineOptions& options);
   ~Engine();
@@ -64,29 +64,32 @@ enum class OutputRows { last, all, none };
 class Session {
  public:
   ~Session();
-  uint32_t position() const;          ///< Tokens fed so far.
-  uint32_t capacity() const;          ///< Context length.
+  uint32_t position() const;  ///< Tokens fed so far.
+  uint32_t capacity() const;  ///< Context length.
 
-  /// Runs tokens through the model in chunks of the plan's size (or `chunk` where it is smaller and not 0).
-  /// `start` must equal position(): Error (`usage`) otherwise, for tokens out of range, an empty list or more
-  /// tokens than the context has room for; nothing is applied then.
-  /// Returns logits: one row of `vocabulary` floats for each wanted token, in order.
+  /// Runs tokens through the model in chunks of the plan's size (or `chunk` where it is smaller and
+  /// not 0). `start` must equal position(): Error (`usage`) otherwise, for tokens out of range, an
+  /// empty list or more tokens than the context has room for; nothing is applied then. Returns
+  /// logits: one row of `vocabulary` floats for each wanted token, in order.
   std::vector<float> feed(std::span<const TokenId> tokens, uint32_t start, OutputRows rows,
                           uint32_t chunk = 0);
-  /// The same, for the rows (indices into `tokens`, ascending) given; for long prompts with few rows. The
-  /// callback gets each row as soon as its chunk is done.
-  void feed(std::span<const TokenId> tokens, uint32_t start, std::span<const uint32_t> rows, uint32_t chunk,
+  /// The same, for the rows (indices into `tokens`, ascending) given; for long prompts with few
+  /// rows. The callback gets each row as soon as its chunk is done.
+  void feed(std::span<const TokenId> tokens, uint32_t start, std::span<const uint32_t> rows,
+            uint32_t chunk,
             const std::function<void(uint32_t row, std::span<const float> logits)>& on_row);
 
   void reset();
   /// An independent session in the same state.
   std::unique_ptr<Session> branch() const;
-  /// State as bytes (with the plan's fingerprint, position and a digest) and back. `restore` throws Error
+  /// State as bytes (with the plan's fingerprint, position and a digest) and back. `restore` throws
+  /// Error
   /// (`failed`) for an image of another plan or a damaged one, and then changes nothing.
   std::vector<std::byte> save() const;
   void restore(std::span<const std::byte> image);
 
-  /// Names of the kernel families and paths that the last feed launched, with counts (tests assert by it).
+  /// Names of the kernel families and paths that the last feed launched, with counts (tests assert
+  /// by it).
   const std::vector<std::pair<std::string, uint32_t>>& last_launches() const;
   void set_progress(Progress progress);
 

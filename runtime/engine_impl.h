@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,16 +15,16 @@ namespace quern {
 /// Members in the order in which they depend on each other.
 struct Engine::Impl {
   Impl(gguf::File model_file, Plan model_plan, uint32_t threads)
-      : file(std::move(model_file)), plan(std::move(model_plan)), pool(threads) {}
+      : pool(threads), file(std::move(model_file)), plan(std::move(model_plan)) {}
 
+  cpu::ThreadPool pool;
   gguf::File file;
   const Plan plan;
   LoadStats stats;
-  cpu::ThreadPool pool;
   cpu::KernelLoader loader;
   std::vector<cpu::KernelFunction> kernels;
-  std::optional<Weights> weights;
-  std::optional<Executor> executor;
+  std::unique_ptr<Weights> weights;
+  std::unique_ptr<Executor> executor;
   std::string state_fingerprint;
 };
 

@@ -66,13 +66,12 @@ ZeroedMemory::ZeroedMemory(uint64_t bytes, std::string_view what) : bytes_(bytes
     mapping_ = nullptr;
     does_not_fit(what, bytes, kUnknown);
   }
-  auto address = reinterpret_cast<uintptr_t>(mapping_);
+  data_ = static_cast<std::byte*>(mapping_);
   if (large) {
-    address = (address + kHugePage - 1) / kHugePage * kHugePage;
+    data_ += (kHugePage - reinterpret_cast<uintptr_t>(mapping_) % kHugePage) % kHugePage;
     // Advice: where the kernel has no huge pages, all works as well.
-    ::madvise(reinterpret_cast<void*>(address), bytes, MADV_HUGEPAGE);
+    ::madvise(data_, bytes, MADV_HUGEPAGE);
   }
-  data_ = reinterpret_cast<std::byte*>(address);
 }
 
 ZeroedMemory::ZeroedMemory(ZeroedMemory&& other) noexcept

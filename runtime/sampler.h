@@ -18,16 +18,17 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
-/// Draws tokens from logits. Philox 4x32-10 keyed by the seed, counter = position, so that a draw does not
-/// depend on how many came before it; ties go to the lowest id; sums run in index order (DESIGN section 4,
-/// rule 8). Order: repeat penalty, top-k, top-p, min-p, temperature.
+/// Draws tokens from logits. Philox 4x32-10 keyed by the seed, counter = position, so that a draw
+/// does not depend on how many came before it; ties go to the lowest id; sums run in index order
+/// (DESIGN section 4, rule 8). Order: repeat penalty, top-k, top-p, min-p, temperature.
 class Sampler {
  public:
   /// Throws Error (`usage`) for values out of range, naming the option.
   explicit Sampler(const SamplingOptions& options);
-  /// `history` are the tokens so far (for the penalty), `position` the index of the token to draw. Non-finite
-  /// logits are an Error (`failed`).
-  TokenId sample(std::span<const float> logits, std::span<const TokenId> history, uint64_t position);
+  /// `history` are the tokens so far (for the penalty), `position` the index of the token to draw.
+  /// Non-finite logits are an Error (`failed`).
+  TokenId sample(std::span<const float> logits, std::span<const TokenId> history,
+                 uint64_t position);
 
  private:
   SamplingOptions options_;

@@ -91,17 +91,16 @@ void Barrier::meet() {
   }
 }
 
-ThreadPool::ThreadPool(uint32_t workers)
-    : workers_(workers == 0 ? usable_cpus() : workers), barrier_(workers_) {
-  threads_.reserve(workers_ - 1);
+ThreadPool::ThreadPool(uint32_t workers) : barrier_(workers == 0 ? usable_cpus() : workers) {
+  threads_.reserve(size() - 1);
   try {
-    for (uint32_t worker = 1; worker < workers_; ++worker) {
+    for (uint32_t worker = 1; worker < size(); ++worker) {
       threads_.emplace_back([this, worker] { work(worker); });
     }
   } catch (const std::system_error& error) {
     const size_t started = threads_.size() + 1;
     stop();
-    throw Error(ErrorKind::failed, fmt::format("{} threads", workers_),
+    throw Error(ErrorKind::failed, fmt::format("{} threads", size()),
                 fmt::format("only {} could be started ({})", started, error.what()),
                 "ask for fewer with --threads");
   }
@@ -129,7 +128,7 @@ void ThreadPool::work(uint32_t worker) {
 }
 
 void ThreadPool::run(const std::function<void(uint32_t worker)>& job) {
-  if (workers_ == 1) {
+  if (size() == 1) {
     job(0);
     return;
   }

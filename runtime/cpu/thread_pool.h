@@ -38,10 +38,11 @@ class Barrier {
  public:
   explicit Barrier(uint32_t workers) : workers_(workers) {}
   void meet();
+  uint32_t workers() const { return workers_; }
 
  private:
-  const uint32_t workers_;
   alignas(64) std::atomic<uint32_t> arrived_{0};
+  const uint32_t workers_;
   WaitWord phase_;
 };
 
@@ -55,7 +56,7 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  uint32_t size() const { return workers_; }
+  uint32_t size() const { return barrier_.workers(); }
   /// Runs job(worker) on every worker and returns when all are done. The job must not throw.
   void run(const std::function<void(uint32_t worker)>& job);
   /// For use inside a job, by all workers alike.
@@ -65,12 +66,11 @@ class ThreadPool {
   void work(uint32_t worker);
   void stop();
 
-  const uint32_t workers_;
-  Barrier barrier_;
   WaitWord launch_;
-  std::atomic<bool> stop_{false};
+  Barrier barrier_;
   const std::function<void(uint32_t)>* job_ = nullptr;  ///< Written before launch_ advances.
   std::vector<std::thread> threads_;
+  std::atomic<bool> stop_{false};
 };
 
 }  // namespace quern::cpu

@@ -81,10 +81,10 @@ bool is_current(const Descriptor& file, const std::filesystem::path& path) {
 
 std::optional<std::filesystem::path> lock_folder() {
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime != 0) {
-    const std::filesystem::path path = std::filesystem::path(runtime) / "quern";
+    std::filesystem::path path = std::filesystem::path(runtime) / "quern";
     if (own_folder(path)) return path;
   }
-  const std::filesystem::path path = fmt::format("/tmp/quern-{}", ::geteuid());
+  std::filesystem::path path = fmt::format("/tmp/quern-{}", ::geteuid());
   if (own_folder(path)) return path;
   return std::nullopt;
 }

@@ -17,7 +17,7 @@ class GenerateTest : public testing::Test {
     golden_ = load_golden(data_file("fixtures/llama.golden.gguf"));
     engine_ = load_fixture(data_file("fixtures/llama.gguf"), test_options(kContext, 16));
     session_ = engine_->new_session();
-    tokenizer_.emplace(Tokenizer::from_metadata(engine_->file().metadata()));
+    tokenizer_ = std::make_unique<Tokenizer>(Tokenizer::from_metadata(engine_->file().metadata()));
   }
 
   Generation run(std::span<const TokenId> prompt, const SamplingOptions& sampling,
@@ -31,7 +31,7 @@ class GenerateTest : public testing::Test {
   Golden golden_;
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<Session> session_;
-  std::optional<Tokenizer> tokenizer_;
+  std::unique_ptr<Tokenizer> tokenizer_;
 };
 
 TEST_F(GenerateTest, greedy_tokens_are_the_argmax_of_what_was_fed) {

@@ -77,6 +77,7 @@ TEST(Sampler, a_draw_depends_on_seed_and_position_alone) {
   Sampler a(options);
   Sampler b(options);
   std::vector<TokenId> forward;
+  forward.reserve(50);
   for (uint64_t p = 0; p < 50; ++p) forward.push_back(a.sample(logits, {}, p));
   for (uint64_t p = 50; p-- > 0;) EXPECT_EQ(b.sample(logits, {}, p), forward[p]);
   options.seed = 10;

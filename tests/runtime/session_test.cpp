@@ -175,6 +175,7 @@ TEST_F(SessionTest, an_image_is_as_large_as_what_was_fed_not_as_the_context) {
 TEST_F(SessionTest, sessions_in_threads_take_turns_and_do_not_mix) {
   const auto expected = session_->feed(tokens(0, 40), 0, OutputRows::all);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<int> wrong{0};
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {

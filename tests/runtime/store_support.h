@@ -4,12 +4,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "models/sha256.h"
 #include "runtime/store/kernel_store.h"
@@ -80,6 +86,13 @@ inline KernelCompiler fake_compiler(const std::filesystem::path& log = {}, int m
   };
 }
 
+/// What must be there.
+template <class T>
+T required(std::optional<T> value) {
+  if (!value) throw std::runtime_error("there is none");
+  return std::move(*value);
+}
+
 inline std::vector<std::string> lines_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::vector<std::string> lines;
@@ -111,7 +124,8 @@ inline pid_t start_child(const std::function<int()>& body) {
   int code = 98;
   try {
     code = body();
-  } catch (...) {
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "child: %s\n", error.what());
   }
   ::_exit(code);
 }
