@@ -46,7 +46,12 @@ int report(const PlanCommandFlags& flags) {
     entries.emplace(entry.key_digest, std::move(entry));
   }
   std::map<std::string, uint32_t> launches;
-  for (const Step& step : plan.steps) ++launches[plan.kernels[step.kernel].key_digest];
+  for (const Step& step : plan.steps) {
+    ++launches[plan.kernels[step.kernel].key_digest];
+    for (const StepVariant& variant : step.variants) {
+      ++launches[plan.kernels[variant.kernel].key_digest];
+    }
+  }
   for (const WeightBinding& weight : plan.weights) {
     if (weight.form == WeightForm::packed) {
       ++launches[plan.kernels[weight.repack_kernel].key_digest];

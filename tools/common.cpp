@@ -12,6 +12,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
@@ -152,8 +153,7 @@ KernelStore::Options store_options(std::string_view mode,
 
 KernelCompiler kernel_compiler(bool strict) {
   return [strict](const spec::AnySpec& spec, const Target& target) {
-    return target.kind == "cuda" ? cuda::compile_kernel(spec, target, strict)
-                                 : cpu::compile_kernel(spec, target);
+    return compile_kernel(spec, target, strict);
   };
 }
 

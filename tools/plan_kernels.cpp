@@ -3,8 +3,7 @@
 #include <set>
 #include <string>
 
-#include "compiler/cpu/cpu_compiler.h"
-#include "compiler/cuda/cuda_compiler.h"
+#include "compiler/compile_kernel.h"
 
 namespace quern::tools {
 
@@ -12,14 +11,18 @@ std::vector<uint32_t> distinct_kernels(const Plan& plan) {
   std::set<std::string> seen;
   std::vector<uint32_t> indices;
   for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
-    if (seen.insert(plan.kernels[i].key_digest).second) indices.push_back(i);
+    // Without NVRTC a GPU plan's kernels have no keys: their specs tell them apart.
+    const PlanKernel& kernel = plan.kernels[i];
+    if (seen.insert(kernel.key_digest.empty() ? spec_to_text(kernel.spec) : kernel.key_digest)
+            .second) {
+      indices.push_back(i);
+    }
   }
   return indices;
 }
 
 KernelKey plan_kernel_key(const PlanKernel& kernel, const Target& target) {
-  if (target.kind == "cuda") return cuda::kernel_key(kernel.spec, target);
-  return cpu::kernel_key(kernel.spec, target);
+  return kernel_key(kernel.spec, target);
 }
 
 }  // namespace quern::tools
