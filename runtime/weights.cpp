@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <variant>
 
@@ -30,10 +31,11 @@ const gguf::Tensor& find_tensor(const gguf::File& file, const WeightSlice& slice
   return *tensor;
 }
 
+/// A vector may be a part of a longer one: a fused projection's bias.
 void check_vector(const gguf::Tensor& tensor, const WeightSlice& slice) {
-  if (tensor.elements() != slice.rows) {
-    mismatch(slice,
-             fmt::format("it has {} values, the plan wants {}", tensor.elements(), slice.rows));
+  if (slice.offset > tensor.elements() || slice.rows > tensor.elements() - slice.offset) {
+    mismatch(slice, fmt::format("it has {} values, the plan wants {} from {} on", tensor.elements(),
+                                slice.rows, slice.offset));
   }
 }
 
@@ -71,6 +73,13 @@ bool in_place(const gguf::Tensor& tensor) {
          reinterpret_cast<uintptr_t>(tensor.data.data()) % alignof(float) == 0;
 }
 
+/// A part of a vector as f32.
+void copy_vector(const gguf::Tensor& tensor, const WeightSlice& slice, std::byte* out) {
+  std::vector<float> whole(tensor.elements());
+  decode_row(tensor.type, tensor.data.data(), whole.data(), whole.size());
+  std::memcpy(out, whole.data() + slice.offset, slice.rows * sizeof(float));
+}
+
 uint64_t packed_slice_bytes(const WeightSlice& slice) {
   return slice.experts * cpu::packed_bytes(to_spec(slice.type), slice.rows, slice.k);
 }
@@ -83,7 +92,7 @@ uint64_t memory_bytes(const WeightBinding& binding, const gguf::Tensor& tensor) 
     case WeightForm::raw:
       return 0;
     case WeightForm::vector:
-      return in_place(tensor) ? 0 : tensor.elements() * sizeof(float);
+      return in_place(tensor) ? 0 : binding.slice.rows * sizeof(float);
   }
   return 0;
 }
@@ -166,10 +175,10 @@ Weights::Weights(const gguf::File& file, const Plan& plan,
     } else if (binding.form == WeightForm::raw) {
       pointers_[i] = tensor.data.data() +
                      binding.slice.offset * row_bytes(binding.slice.type, binding.slice.k);
-    } else if (bytes == 0) {
-      pointers_[i] = tensor.data.data();
+    } else if (in_place(tensor)) {
+      pointers_[i] = tensor.data.data() + binding.slice.offset * sizeof(float);
     } else {
-      decode_row(tensor.type, tensor.data.data(), reinterpret_cast<float*>(out), tensor.elements());
+      copy_vector(tensor, binding.slice, out);
       pointers_[i] = out;
     }
     at += aligned(bytes);
