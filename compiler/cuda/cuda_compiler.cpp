@@ -19,7 +19,7 @@ std::vector<std::string> options(const Nvrtc& nvrtc, const Target& target) {
       "--gpu-architecture=" + target.name,
       "--std=c++20",
       "--fmad=false",  // DESIGN section 4, rule 4: fused multiply-adds are written out
-      "--default-device",
+      "--device-as-default-execution-space",
       "--ptxas-options=-v",
   };
   if (nvrtc.major() > 12 || nvrtc.minor() >= 9) list.emplace_back("--no-cache");
@@ -31,7 +31,7 @@ std::vector<Nvrtc::Header> headers_of(std::string_view source) {
   const std::vector<std::string> closure = header_closure(source);
   for (const EmbeddedHeader& header : embedded_headers()) {
     if (std::binary_search(closure.begin(), closure.end(), header.name)) {
-      headers.push_back({.name = header.name.data(), .text = header.text.data()});
+      headers.push_back({.name = header.name, .text = header.text});
     }
   }
   return headers;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,7 +56,7 @@ class DeviceBuffer {
   ~DeviceBuffer();
   DevicePointer address() const { return address_; }
   uint64_t bytes() const { return bytes_; }
-  void* pointer(uint64_t offset = 0) const { return reinterpret_cast<void*>(address_ + offset); }
+  void* pointer(uint64_t offset = 0) const { return std::bit_cast<void*>(address_ + offset); }
 
  private:
   void swap(DeviceBuffer& other) noexcept {
