@@ -33,9 +33,9 @@ struct Argument {
   StateKind state = StateKind::key_cache;
 };
 
-/// The arguments of a kernel of the plan, in its buffer order: of its target, cache and chunk. Sizes
-/// saturate at 2^64 - 1 where a spec is absurd. A cache's bytes are `fixed_bytes`. On the GPU a packed
-/// weight's type is its resident type, and the rows of a gated unit count both halves.
+/// The arguments of a kernel of the plan, in its buffer order: of its target, cache and chunk.
+/// Sizes saturate at 2^64 - 1 where a spec is absurd. A cache's bytes are `fixed_bytes`. On the GPU
+/// a packed weight's type is its resident type, and the rows of a gated unit count both halves.
 std::vector<Argument> kernel_arguments(const spec::AnySpec& spec, const Plan& plan);
 
 /// Throws Error (`failed`) naming the field under `where` if no kernel of the family can be made

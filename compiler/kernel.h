@@ -10,8 +10,8 @@
 
 namespace quern {
 
-/// What a kernel is compiled for. CPU: kind "cpu", name "native" resolved to the CPU's own name with its
-/// feature list, or "x86-64-v3" / "x86-64-v4". GPU: kind "cuda", name "sm_90a".
+/// What a kernel is compiled for. CPU: kind "cpu", name "native" resolved to the CPU's own name
+/// with its feature list, or "x86-64-v3" / "x86-64-v4". GPU: kind "cuda", name "sm_90a".
 struct Target {
   std::string kind;
   std::string name;      ///< What the user asked for, resolved: "znver5", "x86-64-v3", "sm_90a".
@@ -20,8 +20,9 @@ struct Target {
   bool operator==(const Target&) const = default;
 };
 
-/// Everything that a kernel's bits depend on, as named text fields in a fixed order: schema, family,
-/// spec, source digest, header digest, options, target, compiler. No paths, times or environment.
+/// Everything that a kernel's bits depend on, as named text fields in a fixed order: schema,
+/// family, spec, source digest, header digest, options, target, compiler. No paths, times or
+/// environment.
 struct KernelKey {
   std::vector<std::pair<std::string, std::string>> fields;
 
@@ -32,9 +33,9 @@ struct KernelKey {
 /// A compiled kernel: machine code (ELF object or cubin) and its record.
 struct CompiledKernel {
   KernelKey key;
-  std::string symbol;                 ///< Entry point.
+  std::string symbol;  ///< Entry point.
   std::vector<std::byte> code;
-  uint64_t scratch_bytes = 0;         ///< CPU: scratch a worker needs.
+  uint64_t scratch_bytes = 0;  ///< CPU: scratch a worker needs.
   /// Facts for the inspector: "compile_ms", "code_bytes", "registers", "spills", "log" …
   std::vector<std::pair<std::string, std::string>> record;
 };

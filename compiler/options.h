@@ -11,14 +11,15 @@ enum class Numerics { exact, fast };
 
 /// The plan options of DESIGN section 7, resolved from the command line. 0 and empty mean "choose".
 struct PlanOptions {
-  std::string device = "auto";      ///< auto | cpu | cuda[:I]
-  uint32_t context = 0;             ///< 0: min(model's, 4096)
-  uint32_t chunk = 0;               ///< Tokens a prefill launch; 0: 512, on the GPU 2048
+  std::string device = "auto";  ///< auto | cpu | cuda[:I]
+  uint32_t context = 0;         ///< 0: min(model's, 4096)
+  uint32_t chunk = 0;           ///< Tokens a prefill launch; 0: 512, on the GPU 2048
   Numerics numerics = Numerics::exact;
-  std::string attention = "auto";   ///< auto | flash | wave
-  std::string kv = "auto";          ///< auto | f16 | bf16 | q8_0 | f32; auto is f32 on the CPU, f16 on the GPU
-  int32_t gpu_layers = -1;          ///< -1: auto
-  bool all_logits = false;          ///< Plan for logits of every row of a chunk, not of 1 row alone.
+  std::string attention = "auto";  ///< auto | flash | wave
+  std::string kv =
+      "auto";  ///< auto | f16 | bf16 | q8_0 | f32; auto is f32 on the CPU, f16 on the GPU
+  int32_t gpu_layers = -1;  ///< -1: auto
+  bool all_logits = false;  ///< Plan for logits of every row of a chunk, not of 1 row alone.
 };
 
 }  // namespace quern

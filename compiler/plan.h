@@ -20,10 +20,10 @@ enum class BufferKind {
   weight,      ///< Plan::weights[index]
   state,       ///< Plan::states[index]: KV cache, convolution and recurrent state of the session
   tokens,      ///< Token ids of the chunk, i32
-  rope,        ///< Table of Plan::ropes[index]: [rows][n_rot / 2][2] f32. CPU: a row for each token of
-               ///< the chunk. GPU: one for each position of the context, indexed by absolute position.
-  outputs,     ///< Row numbers (within the chunk) whose logits are asked for, i32
-  logits,      ///< [outputs][vocabulary] f32
+  rope,     ///< Table of Plan::ropes[index]: [rows][n_rot / 2][2] f32. CPU: a row for each token of
+            ///< the chunk. GPU: one for each position of the context, indexed by absolute position.
+  outputs,  ///< Row numbers (within the chunk) whose logits are asked for, i32
+  logits,   ///< [outputs][vocabulary] f32
 };
 
 struct BufferRef {
@@ -32,15 +32,15 @@ struct BufferRef {
 };
 
 enum class ActivationForm {
-  rows,      ///< `bytes_per_row` for each row, beside `fixed_bytes`.
-  operand,   ///< GPU: an f16 operand (docs/gpu.md): `bytes_per_row` for each of operand_rows(chunk) rows,
-             ///< requested outputs as well as tokens.
-  counters,  ///< GPU: `fixed_bytes` of u32 that are zero between launches. Filled with zeros once; they
-             ///< share their bytes with nothing.
+  rows,     ///< `bytes_per_row` for each row, beside `fixed_bytes`.
+  operand,  ///< GPU: an f16 operand (docs/gpu.md): `bytes_per_row` for each of operand_rows(chunk)
+            ///< rows, requested outputs as well as tokens.
+  counters,  ///< GPU: `fixed_bytes` of u32 that are zero between launches. Filled with zeros once;
+             ///< they share their bytes with nothing.
 };
 
-/// An activation in the arena: `bytes_per_row` for each of `rows` rows at `offset` (64-byte aligned).
-/// Buffers whose lives do not overlap share bytes.
+/// An activation in the arena: `bytes_per_row` for each of `rows` rows at `offset` (64-byte
+/// aligned). Buffers whose lives do not overlap share bytes.
 struct ActivationBuffer {
   std::string name;
   ActivationForm form = ActivationForm::rows;
@@ -48,7 +48,7 @@ struct ActivationBuffer {
   uint64_t fixed_bytes = 0;  ///< Beside the rows (expert offsets, attention's scratch).
   bool selected = false;     ///< Rows are requested outputs, not chunk tokens.
   uint64_t offset = 0;
-  uint64_t bytes = 0;        ///< At the plan's chunk (or output) size.
+  uint64_t bytes = 0;  ///< At the plan's chunk (or output) size.
 };
 
 enum class WeightForm {
@@ -60,12 +60,12 @@ enum class WeightForm {
 /// One weight that steps read.
 struct WeightBinding {
   WeightForm form = WeightForm::raw;
-  WeightSlice slice;               ///< For vectors: `tensor`, `rows` and `offset` alone.
-  /// GPU, packed: the up half of a gated unit, of the type, size and blocks of `slice` (the gate). Rows
-  /// of both are interleaved by 8 in the packed weight, which has twice `slice.rows` rows.
+  WeightSlice slice;  ///< For vectors: `tensor`, `rows` and `offset` alone.
+  /// GPU, packed: the up half of a gated unit, of the type, size and blocks of `slice` (the gate).
+  /// Rows of both are interleaved by 8 in the packed weight, which has twice `slice.rows` rows.
   std::optional<WeightSlice> glu_up;
-  uint32_t repack_kernel = ~0u;    ///< Index into kernels, for packed ones.
-  uint64_t bytes = 0;              ///< Bytes it takes in memory of the device (0 when read in place).
+  uint32_t repack_kernel = ~0u;  ///< Index into kernels, for packed ones.
+  uint64_t bytes = 0;            ///< Bytes it takes in memory of the device (0 when read in place).
 };
 
 enum class StateKind { key_cache, value_cache, conv, recurrent };
@@ -75,7 +75,7 @@ struct StateBuffer {
   StateKind kind = StateKind::key_cache;
   int32_t layer = 0;
   uint64_t bytes = 0;
-  uint64_t offset = 0;       ///< In the session's state arena, 64-byte aligned.
+  uint64_t offset = 0;  ///< In the session's state arena, 64-byte aligned.
 };
 
 enum class StepRows { tokens, outputs };
@@ -88,23 +88,23 @@ struct StepVariant {
 
 /// One launch.
 struct Step {
-  uint32_t kernel = 0;                ///< Index into kernels: the general one.
-  /// By ascending max_tokens: the first with max_tokens >= the launch's rows runs, `kernel` where there
-  /// is none such. All take the same buffers. Empty on the CPU.
+  uint32_t kernel = 0;  ///< Index into kernels: the general one.
+  /// By ascending max_tokens: the first with max_tokens >= the launch's rows runs, `kernel` where
+  /// there is none such. All take the same buffers. Empty on the CPU.
   std::vector<StepVariant> variants;
-  std::vector<BufferRef> buffers;     ///< In the family's order.
+  std::vector<BufferRef> buffers;  ///< In the family's order.
   StepRows rows = StepRows::tokens;
   int32_t layer = -1;
-  std::string name;                   ///< For people: "blk.3 qkv".
-  /// GPU: powers of two that the kernel is launched with (templates/cuda/abi.h): of the f16 operand it
-  /// writes, of its sums, and of its weights as they decode (the repack kernel's too).
+  std::string name;  ///< For people: "blk.3 qkv".
+  /// GPU: powers of two that the kernel is launched with (templates/cuda/abi.h): of the f16 operand
+  /// it writes, of its sums, and of its weights as they decode (the repack kernel's too).
   float x_scale = 1, out_scale = 1, weight_scale = 1;
 };
 
 struct PlanKernel {
   spec::AnySpec spec;
-  std::string key_digest;    ///< KernelKey::digest() for the plan's target; empty where its compiler
-                             ///< (NVRTC) is not on the machine that planned.
+  std::string key_digest;  ///< KernelKey::digest() for the plan's target; empty where its compiler
+                           ///< (NVRTC) is not on the machine that planned.
   std::string entry_digest;  ///< Digest of the compiled entry; set by `compile`, empty before.
 };
 
@@ -113,9 +113,10 @@ struct Decision {
   std::string subject, choice, reason;
 };
 
-/// Bytes by class, at the plan's context and chunk. Weights: what is repacked and, on the GPU, uploaded
-/// (what is read in place from the file counts nothing). Workspace: activations, logits, token ids and RoPE
-/// tables. Overhead: the scratch of one worker thread, or the GPU's staging_bytes.
+/// Bytes by class, at the plan's context and chunk. Weights: what is repacked and, on the GPU,
+/// uploaded (what is read in place from the file counts nothing). Workspace: activations, logits,
+/// token ids and RoPE tables. Overhead: the scratch of one worker thread, or the GPU's
+/// staging_bytes.
 struct CapacityAccount {
   uint64_t weights = 0, kv = 0, recurrent = 0, workspace = 0, overhead = 0;
   uint64_t total() const { return weights + kv + recurrent + workspace + overhead; }
@@ -127,9 +128,9 @@ struct Plan {
 
   std::string architecture, model_name, model_fingerprint;
   Target target;
-  PlanOptions options;                 ///< Resolved: nothing left to choose.
+  PlanOptions options;  ///< Resolved: nothing left to choose.
   uint32_t vocabulary = 0;
-  uint32_t max_outputs = 0;            ///< Rows of logits at most for one chunk.
+  uint32_t max_outputs = 0;  ///< Rows of logits at most for one chunk.
   std::vector<Rope> ropes;
   std::vector<PlanKernel> kernels;
   std::vector<ActivationBuffer> activations;
@@ -154,9 +155,9 @@ inline constexpr uint64_t staging_bytes = uint64_t{64} << 20;
 /// The account of a plan whose buffers, weights, states and kernels are set.
 CapacityAccount account_of(const Plan& plan);
 
-/// Runs the passes (fuse, place, choose, lay out) on a graph. Pure, except that the keys of GPU kernels
-/// name the NVRTC that is there. Throws Error: `usage` for options that
-/// make no sense for the model, `does_not_fit` where the device cannot hold it.
+/// Runs the passes (fuse, place, choose, lay out) on a graph. Pure, except that the keys of GPU
+/// kernels name the NVRTC that is there. Throws Error: `usage` for options that make no sense for
+/// the model, `does_not_fit` where the device cannot hold it.
 Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target);
 
 /// Canonical JSON text and back; `plan_from_json` checks the version and every index, and throws
@@ -164,7 +165,8 @@ Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target
 std::string plan_to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text, std::string_view name);
 
-/// Human-readable account of a plan (`plan show`), and the differences of two (`plan diff`), a line each.
+/// Human-readable account of a plan (`plan show`), and the differences of two (`plan diff`), a line
+/// each.
 std::string describe_plan(const Plan& plan);
 std::vector<std::string> diff_plans(const Plan& a, const Plan& b);
 

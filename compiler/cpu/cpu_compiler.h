@@ -8,16 +8,16 @@
 
 namespace quern::cpu {
 
-/// Resolves "native", "cpu", "x86-64-v3" or "x86-64-v4" to a target. Throws Error (`usage`) on another
-/// name. "native" names this machine's CPU and its features as LLVM reports them.
+/// Resolves "native", "cpu", "x86-64-v3" or "x86-64-v4" to a target. Throws Error (`usage`) on
+/// another name. "native" names this machine's CPU and its features as LLVM reports them.
 Target resolve_target(std::string_view name);
 /// True where this machine can run code for the target; `missing` then lists features it lacks.
 bool can_run(const Target& target, std::string* missing = nullptr);
 
 /// The key of a kernel without compiling it (needs no LLVM at run time).
 KernelKey kernel_key(const spec::AnySpec& spec, const Target& target);
-/// Sets the family's spec constant in its bitcode, internalises, optimises for the target and emits an
-/// object. Thread-safe. Throws Error (`failed`) with LLVM's message.
+/// Sets the family's spec constant in its bitcode, internalises, optimises for the target and emits
+/// an object. Thread-safe. Throws Error (`failed`) with LLVM's message.
 CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target);
 /// The optimised LLVM IR of a kernel, for `quern cache show --ir`.
 std::string kernel_ir(const spec::AnySpec& spec, const Target& target);

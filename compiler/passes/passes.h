@@ -28,9 +28,10 @@ struct Program {
   };
 
   std::vector<Launch> launches;
-  std::vector<ActivationBuffer> activations;  ///< Forms are set by choose, offsets and bytes by lay_out.
-  std::vector<WeightBinding> weights;         ///< Bytes and repack kernels are set by lay_out.
-  std::vector<StateBuffer> states;            ///< KV bytes and all offsets are set by lay_out.
+  std::vector<ActivationBuffer>
+      activations;                     ///< Forms are set by choose, offsets and bytes by lay_out.
+  std::vector<WeightBinding> weights;  ///< Bytes and repack kernels are set by lay_out.
+  std::vector<StateBuffer> states;     ///< KV bytes and all offsets are set by lay_out.
   uint64_t arena_bytes = 0, state_bytes = 0;
   std::vector<Decision> decisions;
 };
@@ -66,8 +67,9 @@ Program fuse(const ModelGraph& graph);
 /// Sets tiles, the attention path and the cache's type in the specs, for a GPU by choose_cuda.
 void choose(Program& program, const PlanOptions& options, const Target& target);
 
-/// The same for a GPU, and what differs there: f16 operands between kernels, a GLU's gate and up as one
-/// packed weight, f16 queries and attention's scratch, kernels by the number of tokens. Throws Error
+/// The same for a GPU, and what differs there: f16 operands between kernels, a GLU's gate and up as
+/// one packed weight, f16 queries and attention's scratch, kernels by the number of tokens. Throws
+/// Error
 /// (`failed`) naming the launch that no GPU kernel computes.
 void choose_cuda(Program& program, const PlanOptions& options, const Target& target);
 

@@ -41,8 +41,7 @@ class File {
   /// parts are opened too. Throws Error: `failed` where the file cannot be read, `bad_model` where
   /// it is not a sound GGUF file, holds a tensor type that Quern does not decode or lacks a part,
   /// `usage` where it is a later part of a split set.
-  static File open(const std::filesystem::path& path,
-                   TensorTypes types = TensorTypes::decodable);
+  static File open(const std::filesystem::path& path, TensorTypes types = TensorTypes::decodable);
   /// Parses a file image that the caller keeps alive (tests, fuzzing).
   static File parse(std::span<const std::byte> image, std::string_view name,
                     TensorTypes types = TensorTypes::decodable);

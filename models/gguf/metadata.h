@@ -11,16 +11,27 @@ namespace quern::gguf {
 
 /// GGUF metadata value types, with the file's own ids.
 enum class ValueType : uint32_t {
-  u8 = 0, i8 = 1, u16 = 2, i16 = 3, u32 = 4, i32 = 5, f32 = 6, boolean = 7,
-  string = 8, array = 9, u64 = 10, i64 = 11, f64 = 12,
+  u8 = 0,
+  i8 = 1,
+  u16 = 2,
+  i16 = 3,
+  u32 = 4,
+  i32 = 5,
+  f32 = 6,
+  boolean = 7,
+  string = 8,
+  array = 9,
+  u64 = 10,
+  i64 = 11,
+  f64 = 12,
 };
 
 /// One metadata value. Integers of every width are held as 64 bits (signed or unsigned, as the
 /// file says), f32 and f64 as double, arrays by element family. `type` (and `element`, for an
 /// array) remember what the file said, so that a file can be written back as it was.
 struct Value {
-  using Storage = std::variant<uint64_t, int64_t, double, bool, std::string,
-                               std::vector<uint64_t>, std::vector<int64_t>, std::vector<double>,
+  using Storage = std::variant<uint64_t, int64_t, double, bool, std::string, std::vector<uint64_t>,
+                               std::vector<int64_t>, std::vector<double>,
                                std::vector<uint8_t> /* bools */, std::vector<std::string>>;
   ValueType type = ValueType::u32;
   ValueType element = ValueType::u32;  ///< Meaningful for arrays alone.

@@ -11,17 +11,30 @@ namespace quern {
 
 /// Tensor element types, with GGUF's own ids. Only types that Quern decodes are listed.
 enum class QuantType : uint32_t {
-  f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8,
-  q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14,
-  iq4_nl = 20, iq4_xs = 23, bf16 = 30, mxfp4 = 39,
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  iq4_nl = 20,
+  iq4_xs = 23,
+  bf16 = 30,
+  mxfp4 = 39,
 };
 
 /// One row of the quant-type table.
 struct QuantTraits {
   QuantType type;
-  std::string_view name;        ///< As users write it: "q4_k".
-  uint32_t block_values;        ///< Values a block.
-  uint32_t block_bytes;         ///< Bytes a block.
+  std::string_view name;  ///< As users write it: "q4_k".
+  uint32_t block_values;  ///< Values a block.
+  uint32_t block_bytes;   ///< Bytes a block.
   /// Decodes `blocks` consecutive blocks to f32, by the formulas of docs (FACTS section A).
   void (*decode)(const std::byte* src, float* dst, size_t blocks);
 };
@@ -51,7 +64,7 @@ size_t row_bytes(QuantType type, size_t values);
 void decode_row(QuantType type, const std::byte* src, float* dst, size_t values);
 
 float f16_to_f32(uint16_t bits);
-uint16_t f32_to_f16(float value);   ///< Round to nearest even.
+uint16_t f32_to_f16(float value);  ///< Round to nearest even.
 float bf16_to_f32(uint16_t bits);
 uint16_t f32_to_bf16(float value);  ///< Round to nearest even.
 

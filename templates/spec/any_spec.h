@@ -15,8 +15,8 @@
 
 namespace quern::spec {
 
-using AnySpec = std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec,
-                             ExpertsSpec, GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec,
-                             RepackSpec, RouterSpec>;
+using AnySpec =
+    std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec, ExpertsSpec,
+                 GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec, RepackSpec, RouterSpec>;
 
 }  // namespace quern::spec

@@ -7,13 +7,13 @@ namespace quern::spec {
 enum class AttentionPath : u32 { flash = 0, wave = 1 };
 
 /// Causal attention over the cache (which already holds this chunk). Keys are cut into blocks of
-/// `block_keys` and segments of `segment_keys` absolute positions; inside a segment online softmax, blocks
-/// ascending; segments merge by a left fold (DESIGN section 4, rule 5). Query i sees key j iff j <= i and
-/// (window == 0 or i - j < window). Scores: scale * q.k, softcap c > 0: c * tanh(s / c).
-/// Buffers: 0 q rows (`q_row_width` floats a token, heads at q_offset); 1 K cache; 2 V cache;
-/// 3 out [tokens][n_head * value_dim]; 4 gate rows or null: with `gate`, out *= sigmoid(gate), gate row
-/// width and offset as given.
-/// On the GPU tiers q is f16 [token][n_head * head_dim] and out an f16 operand; templates/cuda/attention names the other buffers.
+/// `block_keys` and segments of `segment_keys` absolute positions; inside a segment online softmax,
+/// blocks ascending; segments merge by a left fold (DESIGN section 4, rule 5). Query i sees key j
+/// iff j <= i and (window == 0 or i - j < window). Scores: scale * q.k, softcap c > 0: c * tanh(s /
+/// c). Buffers: 0 q rows (`q_row_width` floats a token, heads at q_offset); 1 K cache; 2 V cache;
+/// 3 out [tokens][n_head * value_dim]; 4 gate rows or null: with `gate`, out *= sigmoid(gate), gate
+/// row width and offset as given. On the GPU tiers q is f16 [token][n_head * head_dim] and out an
+/// f16 operand; templates/cuda/attention names the other buffers.
 struct AttentionSpec {
   static constexpr const char* family = "attention";
 
@@ -34,8 +34,9 @@ struct AttentionSpec {
   u32 block_keys = 64;
   u32 segment_keys = 1024;
   Tier tier = Tier::cpu;
-  u32 decode = 0;           ///< GPU tiers: the kernel of one token, its segments in parallel; same bits.
-  u32 warps = 0;            ///< GPU tiers, flash prefill: warps a block, 16 queries each; 0: as many as registers allow.
+  u32 decode = 0;  ///< GPU tiers: the kernel of one token, its segments in parallel; same bits.
+  u32 warps = 0;   ///< GPU tiers, flash prefill: warps a block, 16 queries each; 0: as many as
+                   ///< registers allow.
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {

@@ -44,11 +44,12 @@ constexpr u32 attention_partial_floats(const AttentionSpec& s, u32 context) {
   return s.n_head * ((context + s.segment_keys - 1) / s.segment_keys) * (s.value_dim + 2);
 }
 
-/// Wave: queries of one head that a block makes at a time, and the blocks that scratch for scores of
-/// `scratch_bytes` allows (a row of `capacity` floats each query), at least one.
+/// Wave: queries of one head that a block makes at a time, and the blocks that scratch for scores
+/// of `scratch_bytes` allows (a row of `capacity` floats each query), at least one.
 inline constexpr u32 attention_wave_queries = 4;
 inline constexpr u32 attention_wave_scratch_bytes = 64u << 20;
-constexpr u32 attention_wave_blocks(u32 capacity, u32 scratch_bytes = attention_wave_scratch_bytes) {
+constexpr u32 attention_wave_blocks(u32 capacity,
+                                    u32 scratch_bytes = attention_wave_scratch_bytes) {
   const u32 blocks = scratch_bytes / 4 / attention_wave_queries / capacity;
   return blocks == 0 ? 1 : blocks > 1056 ? 1056 : blocks;
 }

@@ -4,8 +4,8 @@
 
 namespace quern::spec {
 
-/// y[token] = scale * decode(table[id of token]). Buffers: 0 token ids i32 [tokens]; 1 table, raw rows
-/// as the file has them; 2 y [tokens][width] f32.
+/// y[token] = scale * decode(table[id of token]). Buffers: 0 token ids i32 [tokens]; 1 table, raw
+/// rows as the file has them; 2 y [tokens][width] f32.
 struct EmbedSpec {
   static constexpr const char* family = "embed";
 

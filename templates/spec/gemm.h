@@ -14,13 +14,14 @@ enum class Epilogue : u32 {
 
 /// y[token][row] = sum over k of W[row][k] * x[token][k]: one chain of f32 fused multiply-adds over
 /// ascending k for every output (DESIGN section 4, rule 3), weights decoded exactly.
-/// Buffers: 0 x [tokens][k] f32; 1 y [tokens][out rows] f32; 2 residual (as y; may be y itself; null
-/// unless epilogue = residual); then n_segments packed weights; then n_segments bias vectors (f32),
-/// null where bit i of `bias` is clear. params[0] = 1 (tests): one more buffer, a u64 that the launch adds
-/// the number of decoded weights to (rows padded to 16, times k).
-/// On the GPU tiers x is an f16 operand, and a glu epilogue writes y as one; tile_tokens is the token class (8: decode,
-/// 64, 256), tile_cells the cells of a block's rows (8; decode: row groups a block). n_segments of a glu is 1 there: gate and
-/// up rows are interleaved by 8 in one packed weight of 2 * rows, `segments[0].rows` counts both.
+/// Buffers: 0 x [tokens][k] f32; 1 y [tokens][out rows] f32; 2 residual (as y; may be y itself;
+/// null unless epilogue = residual); then n_segments packed weights; then n_segments bias vectors
+/// (f32), null where bit i of `bias` is clear. params[0] = 1 (tests): one more buffer, a u64 that
+/// the launch adds the number of decoded weights to (rows padded to 16, times k). On the GPU tiers
+/// x is an f16 operand, and a glu epilogue writes y as one; tile_tokens is the token class (8:
+/// decode, 64, 256), tile_cells the cells of a block's rows (8; decode: row groups a block).
+/// n_segments of a glu is 1 there: gate and up rows are interleaved by 8 in one packed weight of 2
+/// * rows, `segments[0].rows` counts both.
 struct GemmSpec {
   static constexpr const char* family = "gemm";
   static constexpr u32 max_segments = 4;
@@ -36,8 +37,10 @@ struct GemmSpec {
   u32 k_block = 256;        ///< K values decoded to scratch at a time.
   u32 gemv_max_tokens = 2;  ///< Up to this many tokens the weights are decoded in registers.
   Tier tier = Tier::cpu;
-  u32 stages = 0;           ///< GPU tiers: depth of the shared-memory pipeline, in slabs of 64 K (decode: cells).
-  u32 decoders = 0;         ///< GPU tiers, tile_tokens = 8: warps that decode for each warp that multiplies.
+  u32 stages =
+      0;  ///< GPU tiers: depth of the shared-memory pipeline, in slabs of 64 K (decode: cells).
+  u32 decoders =
+      0;  ///< GPU tiers, tile_tokens = 8: warps that decode for each warp that multiplies.
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {

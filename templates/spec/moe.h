@@ -5,12 +5,12 @@
 
 namespace quern::spec {
 
-/// Routing (FACTS B 3.8): logits = W x in f32 (one chain over k); p = softmax over all experts; the n_used
-/// largest, ties to the lower index, in descending order; renormalise: w /= max(sum w, 6.103515625e-5);
-/// then w *= weights_scale. Afterwards the launch groups the chunk's (token, slot) pairs by expert: a
-/// counting sort that keeps token order.
-/// Buffers: 0 x [tokens][k] f32; 1 packed router matrix (type `type`, n_expert rows); 2 expert ids i32
-/// [tokens][n_used]; 3 weights f32 [tokens][n_used]; 4 logits f32 [tokens][n_expert] (scratch, read by tests).
+/// Routing (FACTS B 3.8): logits = W x in f32 (one chain over k); p = softmax over all experts; the
+/// n_used largest, ties to the lower index, in descending order; renormalise: w /= max(sum
+/// w, 6.103515625e-5); then w *= weights_scale. Afterwards the launch groups the chunk's (token,
+/// slot) pairs by expert: a counting sort that keeps token order. Buffers: 0 x [tokens][k] f32; 1
+/// packed router matrix (type `type`, n_expert rows); 2 expert ids i32 [tokens][n_used]; 3 weights
+/// f32 [tokens][n_used]; 4 logits f32 [tokens][n_expert] (scratch, read by tests).
 struct RouterSpec {
   static constexpr const char* family = "router";
 
@@ -32,8 +32,9 @@ struct RouterSpec {
   }
 };
 
-/// Groups pairs by expert. Buffers: 0 ids i32 [tokens][n_used]; 1 offsets i32 [n_expert + 1]; 2 pairs i32
-/// [tokens * n_used], pair = token * n_used + slot, grouped by expert, ascending inside each.
+/// Groups pairs by expert. Buffers: 0 ids i32 [tokens][n_used]; 1 offsets i32 [n_expert + 1]; 2
+/// pairs i32 [tokens * n_used], pair = token * n_used + slot, grouped by expert, ascending inside
+/// each.
 struct GroupSpec {
   static constexpr const char* family = "group";
 
@@ -50,9 +51,10 @@ struct GroupSpec {
 /// Grouped GEMM over the pairs of each used expert; each used expert's weights are decoded once per
 /// launch. `in_per_pair` = 0: input row of a pair is its token's; 1: the pair's own row.
 /// y rows are pairs (token * n_used + slot), so that order does not depend on grouping.
-/// Buffers: 0 x; 1 y [tokens * n_used][out rows] f32; 2 offsets; 3 pairs (as GroupSpec); then n_segments
-/// packed 3-D weights (expert-major, each expert's matrix packed alike). params[0] = 1 (tests): one more
-/// buffer, a u64 that the launch adds the number of decoded weights to (rows padded to 16, times k).
+/// Buffers: 0 x; 1 y [tokens * n_used][out rows] f32; 2 offsets; 3 pairs (as GroupSpec); then
+/// n_segments packed 3-D weights (expert-major, each expert's matrix packed alike). params[0] = 1
+/// (tests): one more buffer, a u64 that the launch adds the number of decoded weights to (rows
+/// padded to 16, times k).
 struct ExpertsSpec {
   static constexpr const char* family = "experts";
 
@@ -84,8 +86,9 @@ struct ExpertsSpec {
   }
 };
 
-/// y[token] = (residual ? residual[token] : 0) + sum over slots in slot order of w[slot] * e[token][slot].
-/// Buffers: 0 e [tokens][n_used][width]; 1 weights [tokens][n_used]; 2 y [tokens][width]; 3 residual or null.
+/// y[token] = (residual ? residual[token] : 0) + sum over slots in slot order of w[slot] *
+/// e[token][slot]. Buffers: 0 e [tokens][n_used][width]; 1 weights [tokens][n_used]; 2 y
+/// [tokens][width]; 3 residual or null.
 struct CombineSpec {
   static constexpr const char* family = "combine";
 

@@ -8,8 +8,8 @@ namespace quern::spec {
 /// shared by all groups. The mean's tree is fixed by element index. With `gate`: y *= silu(z) after
 /// the norm (gated norm of the delta-rule layers). With `residual`: y = residual + the rest.
 /// Buffers: 0 x [tokens][width]; 1 w; 2 y [tokens][width]; 3 residual or null; 4 z rows or null
-/// (`z_row_width` floats a token, the token's `width` values of z at `z_offset`: z may be a part of a fused
-/// GEMM's rows). Both fields are 0 without `gate`.
+/// (`z_row_width` floats a token, the token's `width` values of z at `z_offset`: z may be a part of
+/// a fused GEMM's rows). Both fields are 0 without `gate`.
 struct NormSpec {
   static constexpr const char* family = "norm";
 
@@ -35,8 +35,8 @@ struct NormSpec {
   }
 };
 
-/// Rows by index: y[i] = x[index[i]]. Buffers: 0 x [..][width]; 1 index i32 [rows]; 2 y [rows][width].
-/// n_tokens = rows of y. With `operand` (GPU tiers) x and y are f16 operands.
+/// Rows by index: y[i] = x[index[i]]. Buffers: 0 x [..][width]; 1 index i32 [rows]; 2 y
+/// [rows][width]. n_tokens = rows of y. With `operand` (GPU tiers) x and y are f16 operands.
 struct GatherSpec {
   static constexpr const char* family = "gather";
 

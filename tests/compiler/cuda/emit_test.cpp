@@ -23,20 +23,25 @@ std::string read(const std::string& path) {
 TEST(Emit, sources_are_the_golden_ones) {
   // A deliberate change: run with QUERN_WRITE_GOLDEN=1 and review the difference.
   for (const NamedSpec& sample : sample_specs()) {
-    const std::string path = std::string(QUERN_TEST_SOURCES) + "/compiler/cuda/golden/" + sample.name + ".cu";
+    const std::string path =
+        std::string(QUERN_TEST_SOURCES) + "/compiler/cuda/golden/" + sample.name + ".cu";
     const std::string source = cuda::emit_source(sample.spec);
-    if (std::getenv("QUERN_WRITE_GOLDEN") != nullptr) std::ofstream(path, std::ios::binary) << source;
+    if (std::getenv("QUERN_WRITE_GOLDEN") != nullptr)
+      std::ofstream(path, std::ios::binary) << source;
     EXPECT_EQ(source, read(path)) << path;
   }
 }
 
 TEST(Emit, the_same_spec_gives_the_same_bytes) {
   for (const NamedSpec& sample : sample_specs()) {
-    EXPECT_EQ(cuda::emit_source(sample.spec), cuda::emit_source(spec_from_text(spec_to_text(sample.spec)))) << sample.name;
+    EXPECT_EQ(cuda::emit_source(sample.spec),
+              cuda::emit_source(spec_from_text(spec_to_text(sample.spec))))
+        << sample.name;
   }
 }
 
-/// Adds 1 to the field number `index` of a spec (fields of nested aggregates counted one by one); false past the last.
+/// Adds 1 to the field number `index` of a spec (fields of nested aggregates counted one by one);
+/// false past the last.
 class FieldChanger {
  public:
   explicit FieldChanger(size_t index) : index_(index) {}
@@ -76,14 +81,16 @@ TEST(Emit, every_field_of_every_spec_changes_the_source) {
       FieldChanger changer(fields);
       std::visit([&](auto& s) { std::decay_t<decltype(s)>::fields(s, changer); }, changed);
       if (!changer.done()) break;
-      EXPECT_TRUE(sources.insert(cuda::emit_source(changed)).second) << sample.name << ", field " << fields;
+      EXPECT_TRUE(sources.insert(cuda::emit_source(changed)).second)
+          << sample.name << ", field " << fields;
     }
     EXPECT_GE(fields, 1u);
   }
 }
 
 TEST(Emit, the_closure_holds_every_header_and_no_other_family) {
-  const std::vector<std::string> norm = cuda::header_closure(cuda::emit_source(spec::NormSpec{.width = 64, .group = 64}));
+  const std::vector<std::string> norm =
+      cuda::header_closure(cuda::emit_source(spec::NormSpec{.width = 64, .group = 64}));
   EXPECT_TRUE(std::binary_search(norm.begin(), norm.end(), "templates/cuda/norm.cuh"));
   EXPECT_TRUE(std::binary_search(norm.begin(), norm.end(), "templates/spec/types.h"));
   EXPECT_FALSE(std::binary_search(norm.begin(), norm.end(), "templates/cuda/gemm.cuh"));
@@ -102,17 +109,21 @@ TEST(Targets, the_table_answers_by_name_and_by_device) {
 
 TEST(Resources, are_read_from_the_log) {
   const cuda::Resources r = cuda::parse_resources(
-      "ptxas info    : 0 bytes gmem\nptxas info    : Function properties for quern_kernel\n    168 bytes stack frame, 486 bytes spill "
-      "stores, 204 bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers, 1024 bytes smem\n");
+      "ptxas info    : 0 bytes gmem\nptxas info    : Function properties for quern_kernel\n    168 "
+      "bytes stack frame, 486 bytes spill "
+      "stores, 204 bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers, 1024 "
+      "bytes smem\n");
   EXPECT_EQ(r.registers, 255u);
   EXPECT_EQ(r.spill_store_bytes, 486u);
   EXPECT_EQ(r.spill_load_bytes, 204u);
   EXPECT_EQ(r.stack_bytes, 168u);
   EXPECT_EQ(r.static_shared_bytes, 1024u);
   EXPECT_FALSE(r.wgmma_serialized);
-  EXPECT_TRUE(cuda::parse_resources("ptxas warning : (C7514) Potential Performance Loss: wgmma.mma_async instructions are "
-                                    "serialized due to ...")
-                  .wgmma_serialized);
+  EXPECT_TRUE(
+      cuda::parse_resources(
+          "ptxas warning : (C7514) Potential Performance Loss: wgmma.mma_async instructions are "
+          "serialized due to ...")
+          .wgmma_serialized);
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ struct NamedSpec {
 };
 
 inline spec::GemmSpec sample_gemm(uint32_t tile_tokens) {
-  return {.segments = {{spec::QuantType::q4_k, 4096}, {spec::QuantType::q4_k, 1024}, {spec::QuantType::q6_k, 1024}},
+  return {.segments = {{spec::QuantType::q4_k, 4096},
+                       {spec::QuantType::q4_k, 1024},
+                       {spec::QuantType::q6_k, 1024}},
           .n_segments = 3,
           .k = 4096,
           .tile_tokens = tile_tokens,
@@ -71,7 +73,8 @@ inline std::vector<NamedSpec> sample_specs() {
   wave.path = AttentionPath::wave, wave.kv = KvType::f32, wave.q_row_width = 6144;
   specs.push_back({"attention_wave", wave, attention_wave_shape(wave, 512, 4096).shared_bytes});
   specs.push_back({"embed", EmbedSpec{.type = QuantType::q4_k, .width = 4096, .tier = Tier::mma}});
-  specs.push_back({"norm", NormSpec{.width = 4096, .group = 4096, .eps = 1e-5f, .tier = Tier::mma}});
+  specs.push_back(
+      {"norm", NormSpec{.width = 4096, .group = 4096, .eps = 1e-5f, .tier = Tier::mma}});
   specs.push_back({"gather", GatherSpec{.width = 4096}});
   specs.push_back({"gather_operand", GatherSpec{.width = 4096, .operand = 1}});
   specs.push_back({"add", AddSpec{.width = 4096}});
