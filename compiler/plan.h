@@ -32,9 +32,9 @@ struct BufferRef {
 };
 
 enum class ActivationForm {
-  rows,     ///< `bytes_per_row` for each row, beside `fixed_bytes`.
-  operand,  ///< GPU: an f16 operand (docs/gpu.md): `bytes_per_row` for each of operand_rows(chunk)
-            ///< rows, requested outputs as well as tokens.
+  rows,      ///< `bytes_per_row` for each row, beside `fixed_bytes`.
+  operand,   ///< GPU: an f16 operand (docs/gpu.md): `bytes_per_row` for each of operand_rows(chunk)
+             ///< rows, requested outputs as well as tokens.
   counters,  ///< GPU: `fixed_bytes` of u32 that are zero between launches. Filled with zeros once;
              ///< they share their bytes with nothing.
 };
