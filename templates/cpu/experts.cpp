@@ -33,18 +33,27 @@ struct Rows {
 
 using ExpertTile = Tile<quern_spec, 0, Rows>;
 
-/// Cells `first` and following of an expert's matrix; every expert's is packed alike.
+/// A cell of an expert's matrix; every expert's is packed alike.
+struct CellName {
+  u32 expert, cell;
+};
+
+/// Cells `first` and following; `ahead` is the one that this worker does next.
 template <u32 segment>
-QUERN_INLINE CellView cells_at(const KernelArgs* args, u32 expert, u32 first) {
+QUERN_INLINE CellView cells_at(const KernelArgs* args, CellName first, CellName ahead) {
   u64 bytes = 0;
   with_type(quern_spec.segments[segment].type, [&]<QuantType T>() QUERN_INLINE_LAMBDA {
     bytes = cell_format(T).cell_bytes(quern_spec.k);
   });
-  const u64 cell = static_cast<u64>(expert) * out_cells() + first;
-  return {static_cast<const u8*>(args->buffers[4 + segment]) + cell * bytes, bytes};
+  const u8* matrix = static_cast<const u8*>(args->buffers[4 + segment]);
+  const auto at = [&](CellName name) QUERN_INLINE_LAMBDA {
+    return matrix + (static_cast<u64>(name.expert) * out_cells() + name.cell) * bytes;
+  };
+  return {at(first), bytes, at(ahead)};
 }
 
-void run_cells(const KernelArgs* args, u32 expert, u32 first, u32 end) {
+/// Output cells `first` to `end` of an expert; `ahead` is what this worker does next.
+void run_cells(const KernelArgs* args, u32 expert, u32 first, u32 end, CellName ahead) {
   const int* offsets = static_cast<const int*>(args->buffers[2]);
   const u32 begin = static_cast<u32>(offsets[expert]);
   const u32 n_pairs = static_cast<u32>(offsets[expert + 1]) - begin;
@@ -56,7 +65,8 @@ void run_cells(const KernelArgs* args, u32 expert, u32 first, u32 end) {
                  static_cast<const float*>(args->buffers[0]),
                  static_cast<float*>(args->buffers[1])},
         .n_tokens = n_pairs,
-        .cells = {cells_at<0>(args, expert, first), cells_at<1>(args, expert, first)},
+        .cells = {cells_at<0>(args, {expert, first}, ahead),
+                  cells_at<1>(args, {expert, first}, ahead)},
         .bias = {nullptr, nullptr},
         .y_offset = first * cell_rows,
         .n_rows = out_rows() - first * cell_rows,
@@ -85,13 +95,15 @@ extern "C" void quern_kernel(const quern::cpu::KernelArgs* args) {
   }
   const u32 cells = out_cells();
   constexpr u32 most = 4;
-  for (Range r = take(args, n_used * cells, most); !r.empty();
-       r = take(args, n_used * cells, most)) {
+  // The next range is taken before the current one is done, so that its weights can be asked for.
+  for (Range r = take(args, n_used * cells, most), next; !r.empty(); r = next) {
+    next = take(args, n_used * cells, most);
+    const u32 first_ahead = next.empty() ? r.begin : next.begin;
+    const CellName ahead = {used[first_ahead / cells], first_ahead % cells};
     while (!r.empty()) {
-      const u32 ordinal = r.begin / cells;
       const u32 first = r.begin % cells;
       const u32 end = first + (r.end - r.begin) < cells ? first + (r.end - r.begin) : cells;
-      run_cells(args, used[ordinal], first, end);
+      run_cells(args, used[r.begin / cells], first, end, ahead);
       r.begin += end - first;
     }
   }

@@ -9,10 +9,13 @@
 
 namespace quern::cpu {
 
-/// Where some consecutive cells of a packed matrix lie.
+/// Where some consecutive cells of a packed matrix lie, and those that this worker reads after
+/// them: a step of one token streams its weights from memory, and a whole tile's distance hides
+/// that.
 struct CellView {
   const u8* data;
   u64 cell_bytes;
+  const u8* ahead = nullptr;
 };
 
 /// Decodes k values [k0, k0 + k_count) of `n_cells` cells to scratch [k][ld], cell c in columns 16
@@ -78,6 +81,7 @@ __attribute__((noinline)) void gemv(CellView cells, const float* const* x, u32 k
                                     u32 ld) {
   using C = Cell<T>;
   constexpr CellFormat format = C::format;
+  const long ahead = cells.ahead != nullptr ? cells.ahead - cells.data : 0;
   f32x16 acc[M][N];
 #pragma clang loop unroll(full)
   for (u32 m = 0; m < M; ++m) {
@@ -96,7 +100,12 @@ __attribute__((noinline)) void gemv(CellView cells, const float* const* x, u32 k
         f32x16 w[N][8];
 #pragma clang loop unroll(full)
         for (u32 n = 0; n < N; ++n) {
-          C::octet(C::octet_at(block + n * cells.cell_bytes, octet), scale[n], w[n]);
+          const u8* p = C::octet_at(block + n * cells.cell_bytes, octet);
+#pragma clang loop unroll(full)
+          for (u32 line = 0; line < format.octet_bytes(); line += 64) {
+            __builtin_prefetch(p + ahead + line);
+          }
+          C::octet(p, scale[n], w[n]);
         }
         const u32 count =
             format.is_float() && k_count - k < octet_values ? k_count - k : octet_values;
