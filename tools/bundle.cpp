@@ -54,7 +54,8 @@ BundleWriter::BundleWriter(fs::path path) : path_(std::move(path)) {
                 "choose a folder that exists and that you may write to");
   }
   temporary_ = name;
-  fs::permissions(temporary_, fs::perms(0755));
+  fs::permissions(temporary_, fs::perms::owner_all | fs::perms::group_read | fs::perms::group_exec |
+                                  fs::perms::others_read | fs::perms::others_exec);
 }
 
 BundleWriter::~BundleWriter() {

@@ -44,6 +44,7 @@ struct Result {
 
   std::vector<double> speeds() const {
     std::vector<double> values;
+    values.reserve(samples_ns.size());
     for (const double ns : samples_ns) values.push_back(test.tokens() * 1e9 / ns);
     return values;
   }
@@ -70,9 +71,8 @@ std::vector<TokenId> random_tokens(uint32_t count, uint32_t vocabulary,
   std::mt19937 random(42);
   std::vector<TokenId> tokens(count);
   for (TokenId& token : tokens) token = static_cast<TokenId>(random() % vocabulary);
-  if (count > 0 && tokenizer.has_text() && tokenizer.adds_bos() && tokenizer.bos()) {
-    tokens[0] = *tokenizer.bos();
-  }
+  const std::optional<TokenId> bos = tokenizer.bos();
+  if (count > 0 && tokenizer.has_text() && tokenizer.adds_bos() && bos) tokens[0] = *bos;
   return tokens;
 }
 

@@ -210,6 +210,7 @@ int diff_entries(const CacheFlags& flags) {
 int export_entries(const CacheFlags& flags) {
   const KernelStore store = open_store();
   std::vector<std::string> keys;
+  keys.reserve(flags.digests.size());
   for (const std::string& digest : flags.digests) {
     keys.push_back(find_entry(store, digest).key_digest);
   }
