@@ -7,7 +7,7 @@ target_compile_options(quern_flags INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -ffp-contract=off)
 if(QUERN_SANITIZE)
   target_compile_options(quern_flags INTERFACE -fsanitize=${QUERN_SANITIZE} -fno-omit-frame-pointer
-    -fno-sanitize-recover=all)
+    -fno-sanitize-recover=all -O1 -g1)  # instrumented code takes GCC a minute a file at -O2 -g
   target_link_options(quern_flags INTERFACE -fsanitize=${QUERN_SANITIZE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC's flow warnings are false on instrumented code (its manual says so of -fsanitize); the release
