@@ -268,7 +268,10 @@ std::string read_file(const std::string& path) {
   std::string text;
   char block[65536];
   size_t got = 0;
-  while ((got = std::fread(block, 1, sizeof block, file.get())) > 0) text.append(block, got);
+  do {
+    got = std::fread(block, 1, sizeof block, file.get());
+    text.append(block, got);
+  } while (got == sizeof block);
   if (std::ferror(file.get()) != 0) fail(errno);
   return text;
 }

@@ -61,11 +61,7 @@ int run_command(CLI::App& app, quern::tools::Action& action, int argc, char** ar
   return code;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  // A reader that goes away is seen as an error of the write, and ends the command quietly.
-  std::signal(SIGPIPE, SIG_IGN);
+int guarded_main(int argc, char** argv) {
   CLI::App app("quern: grinds one set of kernels for exactly your model and machine, and runs it");
   app.name("quern");
   app.set_version_flag("--version", "quern " QUERN_VERSION);
@@ -93,5 +89,17 @@ int main(int argc, char** argv) {
                     quern::ErrorKind::does_not_fit);
   } catch (const std::exception& error) {
     return complain(error.what(), quern::ErrorKind::failed);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A reader that goes away is seen as an error of the write, and ends the command quietly.
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return guarded_main(argc, argv);
+  } catch (...) {  // saying what failed has failed: there is nothing left to say
+    return static_cast<int>(quern::ErrorKind::failed);
   }
 }

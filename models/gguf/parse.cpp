@@ -174,6 +174,7 @@ class Parser {
     for (size_t i = 0; i < length; ++i) {
       FileType value;
       std::memcpy(&value, bytes.data() + i * sizeof(FileType), sizeof(FileType));
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse): an INT8 is a number here, and keeps its sign
       values[i] = value;
     }
     return values;
