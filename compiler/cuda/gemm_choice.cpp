@@ -7,9 +7,14 @@
 namespace quern::cuda {
 namespace {
 
-/// Below this many row groups there are too few warps to hide decoding: groups get decoders of
-/// their own.
-constexpr uint32_t few_row_groups = 4 * 132;
+/// Multiprocessors of the large cards (H200: 132): blocks are shaped so that all of them work.
+constexpr uint32_t multiprocessors = 132;
+/// Row groups of 16 that a block's warps serve one each, at most.
+constexpr uint32_t most_groups = 14;
+
+uint32_t ceil_div(uint32_t a, uint32_t b) {
+  return (a + b - 1) / b;
+}
 
 uint32_t row_groups(const spec::GemmSpec& s) {
   uint32_t tiles = 0;
@@ -22,6 +27,15 @@ Error nothing_fits(const spec::GemmSpec& s, const TargetTraits& target) {
           fmt::format("its kernels need more than the {} bytes of shared memory a block may have",
                       target.shared_bytes_block),
           "use --device cpu"};
+}
+
+/// Tokens of a prefill tile at most. With 256, ptxas runs out of registers for sm_80, and where
+/// several segments have biases; with more than 64 where the loop over k is so short that it
+/// unrolls it.
+uint32_t widest_tile(const spec::GemmSpec& s, const TargetTraits& target) {
+  if (s.k <= 512) return 64;
+  const bool crowded = s.n_segments > 1 && s.bias != 0;
+  return target.compute_capability < 89 || crowded ? 128 : 256;
 }
 
 /// Smaller and smaller forms of the decode kernel until one fits.
@@ -40,35 +54,74 @@ bool fit_decode(spec::GemmSpec& s, uint32_t limit) {
   return true;
 }
 
+/// Measured on an H200 (docs/measurements-gpu.md): one block a multiprocessor; with up to three row
+/// groups there, too few warps to hide their decoding, each group has decoders of its own; with
+/// more, one warp a group does everything.
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
-  const uint32_t groups = row_groups(s), limit = target.shared_bytes_block;
+  const uint32_t groups = row_groups(s), share = ceil_div(groups, multiprocessors);
+  const bool few = share <= 3;
   s.tile_tokens = 8;
-  const bool few = groups <= few_row_groups;
-  s.decoders = few ? 4 : 0;
-  s.tile_cells = few ? 2 : 7;
-  s.stages = few ? 2 : 4;
-  if (!fit_decode(s, limit)) throw nothing_fits(s, target);
-  why = fmt::format("{} row groups of 16: {}, {} groups a block, ring of {} cells", groups,
-                    few ? fmt::format("{} decoding warps each", s.decoders)
-                        : std::string("one warp decodes and multiplies"),
-                    s.tile_cells, s.stages);
+  s.tile_cells = ceil_div(share, ceil_div(share, most_groups));
+  s.decoders = few ? 4 : share <= 5 ? 2 : 0;
+  s.stages = s.decoders > 0 ? 2 : 3;
+  for (uint32_t i = 0; i < s.n_segments; ++i) {
+    // Cells of 64 K are small: more of them in flight.
+    if (spec::gpu_cell_k(s.segments[i].type) == 64) s.stages = s.decoders > 0 ? 3 : 4;
+  }
+  if (!fit_decode(s, target.shared_bytes_block)) throw nothing_fits(s, target);
+  why = fmt::format("{} row groups of 16, {} a block: {}, ring of {} cells", groups, s.tile_cells,
+                    s.decoders > 0 ? fmt::format("{} decoding warps each", s.decoders)
+                                   : std::string("one warp decodes and multiplies"),
+                    s.stages);
 }
 
+/// Microseconds of a wave of blocks of 128 rows, K = 4096, on an H200 (docs/measurements-gpu.md),
+/// by tokens of the tile.
+double wave_cost(const spec::GemmSpec& s, uint32_t tile_tokens) {
+  const bool decoding = spec::gpu_cell_k(s.segments[0].type) == 256;
+  switch (tile_tokens) {
+    case 64:
+      return decoding ? 53 : 38;
+    case 128:
+      return decoding ? 86 : 80;
+    default:
+      return decoding ? 138 : 142;
+  }
+}
+
+/// The deepest pipeline of a tile that fits, or 0.
+uint32_t deepest_pipeline(spec::GemmSpec s, uint32_t limit) {
+  for (s.stages = 4; s.stages >= 2; --s.stages) {
+    if (spec::gemm_tile_shared_bytes(s) <= limit) return s.stages;
+  }
+  return 0;
+}
+
+/// The tile whose waves of blocks take the least time at the class's number of tokens.
 void choose_prefill(spec::GemmSpec& s, uint32_t token_class, const TargetTraits& target,
                     std::string& why) {
   s.decoders = 0;
   s.tile_cells = 8;
-  for (uint32_t tokens = token_class; tokens >= 64; tokens /= 2) {
-    s.tile_tokens = tokens;
-    for (s.stages = 4; s.stages >= 2; --s.stages) {
-      const uint32_t bytes = spec::gemm_tile_shared_bytes(s);
-      if (bytes > target.shared_bytes_block) continue;
-      why = fmt::format("tiles of 128 rows x {} tokens, {} slabs in flight: {} of {} bytes shared",
-                        tokens, s.stages, bytes, target.shared_bytes_block);
-      return;
-    }
+  const uint32_t tiles = row_groups(s) / 8;
+  double best = 0;
+  spec::GemmSpec chosen = s;
+  for (s.tile_tokens = 64; s.tile_tokens <= widest_tile(s, target); s.tile_tokens *= 2) {
+    if (s.tile_tokens > 64 && s.tile_tokens >= 2 * token_class) break;
+    s.stages = deepest_pipeline(s, target.shared_bytes_block);
+    if (s.stages == 0) break;
+    const uint32_t blocks = tiles * ceil_div(token_class, s.tile_tokens);
+    const double cost = ceil_div(blocks, multiprocessors) * wave_cost(s, s.tile_tokens);
+    if (best != 0 && cost > best) continue;
+    best = cost;
+    chosen = s;
+    why = fmt::format(
+        "tiles of 128 rows x {} tokens: {} blocks for {} tokens, {} slabs in flight, {} of {} "
+        "bytes shared",
+        s.tile_tokens, blocks, token_class, s.stages, spec::gemm_tile_shared_bytes(s),
+        target.shared_bytes_block);
   }
-  throw nothing_fits(s, target);
+  if (best == 0) throw nothing_fits(s, target);
+  s = chosen;
 }
 
 }  // namespace
@@ -76,13 +129,14 @@ void choose_prefill(spec::GemmSpec& s, uint32_t token_class, const TargetTraits&
 spec::GemmSpec choose_gemm_tile(spec::GemmSpec math, uint32_t token_class,
                                 const TargetTraits& target, std::string* reason) {
   std::string why;
+  if (token_class < 8) {
+    throw Error(ErrorKind::usage, fmt::format("token class {}", token_class),
+                "GEMM kernels are made for at least 8 tokens");
+  }
   if (token_class == 8) {
     choose_decode(math, target, why);
-  } else if (token_class == 64 || token_class == 128 || token_class == 256) {
-    choose_prefill(math, token_class, target, why);
   } else {
-    throw Error(ErrorKind::usage, fmt::format("token class {}", token_class),
-                "GEMM kernels come in the classes 8, 64, 128 and 256");
+    choose_prefill(math, token_class, target, why);
   }
   if (reason != nullptr) *reason = why;
   return math;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <type_traits>
 
 #include "compiler/cuda/gemm_choice.h"
@@ -18,7 +19,7 @@ namespace quern::passes {
 namespace {
 
 /// Tokens of a launch that the GEMM kernels are made for; the last serves any number.
-constexpr uint32_t token_classes[] = {8, 64, 256};
+constexpr uint32_t token_classes[] = {8, 64, 512, 2048};
 
 bool is_glu(spec::Epilogue epilogue) {
   return epilogue == spec::Epilogue::swiglu || epilogue == spec::Epilogue::gelu_glu;
@@ -73,12 +74,14 @@ class TileChooser {
         tokens == token_classes[0]
             ? fmt::format("{} row groups a block, {} decoders each", spec.tile_cells, spec.decoders)
             : fmt::format("tiles of {} tokens", spec.tile_tokens);
+    if (!explained_.insert(subject).second) return;
     decisions_.push_back({subject, std::move(choice), std::move(reason)});
   }
 
   const cuda::TargetTraits& target_;
   std::vector<Decision>& decisions_;
   std::map<std::pair<std::string, size_t>, std::vector<Program::Variant>> kernels_;
+  std::set<std::string> explained_;
 };
 
 /// Walks the launches in order: what a kernel reads has the form that an earlier one gave it.
@@ -163,6 +166,17 @@ class CudaChooser {
     no_kernel(launch, fmt::format("the GPU has none of the family \"{}\"", Other::family));
   }
 
+  /// The type that a weight has in GPU memory; said once where it is not the file's.
+  spec::QuantType resident(spec::QuantType type) {
+    const spec::QuantType held = spec::gpu_resident_type(type);
+    if (held != type && decoded_.insert(type).second) {
+      program_.decisions.push_back(
+          {fmt::format("weights of type {}", spec_name(type)),
+           fmt::format("{} cells", spec_name(held)),
+           "the type has no cells of its own on the GPU: it is decoded once, when it is loaded"});
+    }
+    return held;
+  }
   void tile(Launch& launch);
   void merge_glu(Launch& launch, spec::GemmSpec& s);
   BufferRef counters(uint32_t n_head_kv);
@@ -177,6 +191,7 @@ class CudaChooser {
   spec::AttentionPath path_{};
   std::map<uint32_t, BufferRef> queries_;  ///< Rows of a fused QKV projection -> their f16 queries.
   BufferRef counters_;
+  std::set<spec::QuantType> decoded_;
 };
 
 void CudaChooser::lower(Launch& launch, spec::GemmSpec& s) {
@@ -185,7 +200,7 @@ void CudaChooser::lower(Launch& launch, spec::GemmSpec& s) {
   s.tier = spec::Tier::mma;
   if (is_glu(s.epilogue)) merge_glu(launch, s);
   for (uint32_t i = 0; i < s.n_segments; ++i) {
-    s.segments[i].type = spec::gpu_resident_type(s.segments[i].type);
+    s.segments[i].type = resident(s.segments[i].type);
   }
 }
 

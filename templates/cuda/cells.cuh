@@ -13,7 +13,7 @@ using spec::QuantType;
 using spec::u32;
 
 template <QuantType type>
-struct Cell;  // k, header_bytes, plane_bytes; Scales; Codes, codes; decode
+struct Cell;  // k, header_bytes, plane_bytes; Scales; Codes, codes; decode<widened>
 
 using Fragments = u32[4][4];      ///< Of a plane ...
 using HalfFragments = u32[2][4];  ///< ... and of half of one.
@@ -24,15 +24,15 @@ __host__ __device__ constexpr u32 cell_bytes() {
   return Cell<type>::header_bytes + Cell<type>::k / 64 * Cell<type>::plane_bytes;
 }
 
-/// The fragments of a whole plane.
-template <QuantType type>
+/// The fragments of a whole plane. `widened`: the scales are (detail::KScales).
+template <QuantType type, bool widened>
 __device__ __forceinline__ void decode_plane(const unsigned char* cell, const typename Cell<type>::Scales& scales, u32 plane,
                                              u32 lane, float weight_scale, Fragments& a) {
   const typename Cell<type>::Codes codes = Cell<type>::codes(cell, plane, lane);
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
     HalfFragments part;
-    Cell<type>::decode(cell, codes, scales, plane, half, lane, weight_scale, part);
+    Cell<type>::template decode<widened>(cell, codes, scales, plane, half, lane, weight_scale, part);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) a[half * 2][i] = part[0][i], a[half * 2 + 1][i] = part[1][i];
   }
@@ -63,8 +63,14 @@ __device__ __forceinline__ float whole_byte(u32 bytes, int i) {
   return byte_as_float(bytes, 0x4b000000u, 0x7650u + static_cast<u32>(i)) - 8388608.0f;
 }
 
-/// d, dmin and six-bit scales and minima of Q4_K and Q5_K. Lane t of a quad holds groups 2t and 2t + 1 of rows g and g + 8.
+/// v shifted left, or right where `left` is negative.
+__device__ __forceinline__ u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
+
+/// d, dmin and six-bit scales and minima of Q4_K and Q5_K, whose codes have `bits` bits. Lane t of a quad holds groups 2t and
+/// 2t + 1 of rows g and g + 8.
+template <u32 bits>
 struct KScales {
+  static constexpr float steps = 1u << bits;
   float scale[2][2], minimum[2][2];  ///< [row g, g + 8][group 2t, 2t + 1]; minima negated
 
   __device__ __forceinline__ void load(const unsigned char* cell, u32 lane, float weight_scale) {
@@ -76,12 +82,35 @@ struct KScales {
       const float d = ptx::cvt_f32_f16(static_cast<unsigned short>(dd)) * weight_scale;
       const float dmin = ptx::cvt_f32_f16(static_cast<unsigned short>(dd >> 16)) * -weight_scale;
       const u32 bit = 24 * t, word = bit >> 5;
-      const u32 bits = __funnelshift_r(row[1 + word], word < 2 ? row[2 + word] : 0u, bit & 31);
-      scale[h][0] = d * static_cast<float>(bits & 63);
-      scale[h][1] = d * static_cast<float>((bits >> 6) & 63);
-      minimum[h][0] = dmin * static_cast<float>((bits >> 12) & 63);
-      minimum[h][1] = dmin * static_cast<float>((bits >> 18) & 63);
+      const u32 packed = __funnelshift_r(row[1 + word], row[word < 2 ? 2 + word : 3], bit & 31);
+      scale[h][0] = d * static_cast<float>(packed & 63);
+      scale[h][1] = d * static_cast<float>((packed >> 6) & 63);
+      minimum[h][0] = dmin * static_cast<float>((packed >> 12) & 63);
+      minimum[h][1] = dmin * static_cast<float>((packed >> 18) & 63);
     }
+  }
+  /// For codes given as v = 1 + q / steps: scale * q + minimum = (steps * scale) v + (minimum - steps * scale), one multiply-add
+  /// like the plain form and with the same bits where the constant is exact. Done if it is for every lane of the warp.
+  __device__ __forceinline__ bool widen() {
+    float wide[2][2], constant[2][2];
+    bool exact = true;
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) {
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) {
+        const float w = scale[h][i] * steps, c = __fadd_rn(minimum[h][i], -w);
+        // Where the difference is exact both of these hold, where it is rounded one of them fails (Dekker's two-sum).
+        exact = exact && __fadd_rn(c, w) == minimum[h][i] && __fadd_rn(c, -minimum[h][i]) == -w;
+        wide[h][i] = w, constant[h][i] = c;
+      }
+    }
+    exact = __all_sync(~0u, exact);
+#pragma unroll
+    for (u32 h = 0; exact && h < 2; ++h) {
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) scale[h][i] = wide[h][i], minimum[h][i] = constant[h][i];
+    }
+    return exact;
   }
   struct Pair {
     float scale, minimum;
@@ -91,10 +120,21 @@ struct KScales {
     const u32 source = (lane & ~3u) | plane;
     return {__shfl_sync(~0u, scale[h][half], source), __shfl_sync(~0u, minimum[h][half], source)};
   }
+  /// Values of one k16 step from the codes' bytes, plain or in the top of bytes whose bit 7 is set.
+  template <bool widened>
+  static __device__ __forceinline__ void values(u32 even, u32 odd, Pair low, Pair high, u32 (&a)[4]) {
+    auto value = [](Pair s) {
+      return [s](u32 bytes, int i) {
+        return fmaf(s.scale, widened ? one_plus_128th(bytes, i) : whole_byte(bytes, i), s.minimum);
+      };
+    };
+    fragments_of(even, odd, value(low), value(high), a);
+  }
 };
 
 struct NoScales {
   __device__ __forceinline__ void load(const unsigned char*, u32, float) {}
+  __device__ __forceinline__ bool widen() { return true; }
 };
 struct NoCodes {};
 
@@ -116,6 +156,7 @@ struct Cell<QuantType::f16> {
   using Scales = detail::NoScales;
   using Codes = detail::NoCodes;
   static __device__ __forceinline__ Codes codes(const unsigned char*, u32, u32) { return {}; }
+  template <bool>
   static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes&, const Scales&, u32, u32 half, u32 lane,
                                                 float, HalfFragments& a) {
 #pragma unroll
@@ -129,39 +170,34 @@ struct Cell<QuantType::f16> {
 template <>
 struct Cell<QuantType::q4_k> {
   static constexpr u32 k = 256, header_bytes = 256, plane_bytes = 512;
-  using Scales = detail::KScales;
-  static __device__ __forceinline__ void step(u32 w, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
-    auto value = [](Scales::Pair s) {
-      return [s](u32 bytes, int i) { return fmaf(s.scale, detail::whole_byte(bytes, i), s.minimum); };
-    };
-    detail::fragments_of(w & 0x0f0f0f0fu, (w >> 4) & 0x0f0f0f0fu, value(low), value(high), a);
-  }
+  using Scales = detail::KScales<4>;
   using Codes = uint4;
   static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32 plane, u32 lane) {
     return reinterpret_cast<const uint4*>(cell + header_bytes + plane * plane_bytes)[lane];
   }
+  template <bool widened>
+  static __device__ __forceinline__ void step(u32 w, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
+    if constexpr (widened) {
+      Scales::values<true>(((w << 3) & 0x78787878u) | 0x80808080u, ((w >> 1) & 0x78787878u) | 0x80808080u, low, high, a);
+    } else {
+      Scales::values<false>(w & 0x0f0f0f0fu, (w >> 4) & 0x0f0f0f0fu, low, high, a);
+    }
+  }
+  template <bool widened>
   static __device__ __forceinline__ void decode(const unsigned char*, const Codes& codes, const Scales& scales, u32 plane,
                                                 u32 half, u32 lane, float, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes, half);
     const Scales::Pair low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
-    step(v.x, low, high, a[0]);
-    step(v.y, low, high, a[1]);
+    step<widened>(v.x, low, high, a[0]);
+    step<widened>(v.y, low, high, a[1]);
   }
 };
 
+/// Q5_K: nibbles as Q4_K; a word holds the fifth bits of a lane's plane: bit 2 * step + odd of byte i is that of code i.
 template <>
 struct Cell<QuantType::q5_k> {
   static constexpr u32 k = 256, header_bytes = 256, plane_bytes = 640;
-  using Scales = detail::KScales;
-  /// `high_bits`: bit n is the fifth bit of nibble n.
-  static __device__ __forceinline__ void step(u32 w, u32 high_bits, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
-    auto value = [](Scales::Pair s) {
-      return [s](u32 bytes, int i) { return fmaf(s.scale, detail::whole_byte(bytes, i), s.minimum); };
-    };
-    const u32 even = (high_bits & 1u) << 4 | (high_bits & 4u) << 10 | (high_bits & 16u) << 16 | (high_bits & 64u) << 22;
-    const u32 odd = (high_bits & 2u) << 3 | (high_bits & 8u) << 9 | (high_bits & 32u) << 15 | (high_bits & 128u) << 21;
-    detail::fragments_of((w & 0x0f0f0f0fu) | even, ((w >> 4) & 0x0f0f0f0fu) | odd, value(low), value(high), a);
-  }
+  using Scales = detail::KScales<5>;
   struct Codes {
     uint4 low;
     u32 high;
@@ -170,50 +206,70 @@ struct Cell<QuantType::q5_k> {
     const unsigned char* data = cell + header_bytes + plane * plane_bytes;
     return {reinterpret_cast<const uint4*>(data)[lane], reinterpret_cast<const u32*>(data + 512)[lane]};
   }
+  template <bool widened>
+  static __device__ __forceinline__ void step(u32 w, u32 fifth, int index, Scales::Pair low, Scales::Pair high, u32 (&a)[4]) {
+    if constexpr (widened) {
+      Scales::values<true>(((w << 2) & 0x3c3c3c3cu) | (detail::shift(fifth, 6 - 2 * index) & 0x40404040u) | 0x80808080u,
+                           ((w >> 2) & 0x3c3c3c3cu) | (detail::shift(fifth, 5 - 2 * index) & 0x40404040u) | 0x80808080u, low,
+                           high, a);
+    } else {
+      Scales::values<false>((w & 0x0f0f0f0fu) | (detail::shift(fifth, 4 - 2 * index) & 0x10101010u),
+                            ((w >> 4) & 0x0f0f0f0fu) | (detail::shift(fifth, 3 - 2 * index) & 0x10101010u), low, high, a);
+    }
+  }
+  template <bool widened>
   static __device__ __forceinline__ void decode(const unsigned char*, const Codes& codes, const Scales& scales, u32 plane,
                                                 u32 half, u32 lane, float, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes.low, half);
-    const u32 bits = codes.high >> (16 * half);
     const Scales::Pair low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
-    step(v.x, bits & 255, low, high, a[0]);
-    step(v.y, (bits >> 8) & 255, low, high, a[1]);
+    step<widened>(v.x, codes.high, static_cast<int>(half) * 2, low, high, a[0]);
+    step<widened>(v.y, codes.high, static_cast<int>(half) * 2 + 1, low, high, a[1]);
   }
 };
 
+/// Q6_K: nibbles as Q4_K; a word holds the high bits of two k16 steps: bits 4 * (step % 2) + 2 * odd of byte i are those of code i.
 template <>
 struct Cell<QuantType::q6_k> {
   static constexpr u32 k = 256, header_bytes = 288, plane_bytes = 768;
   using Scales = detail::NoScales;
-  /// `pairs`: bits 2n and 2n + 1 are the high bits of nibble n. With v = 1 + q / 128: (128 s) v - 160 s = s (q - 32), and
-  /// 160 s is exact (19 + 3 bits), so there is one rounding.
-  static __device__ __forceinline__ void step(u32 w, u32 pairs, float low, float high, u32 (&a)[4]) {
-    const u32 even = (pairs & 0x3u) << 4 | (pairs & 0x30u) << 8 | (pairs & 0x300u) << 12 | (pairs & 0x3000u) << 16;
-    const u32 odd = (pairs & 0xcu) << 2 | (pairs & 0xc0u) << 6 | (pairs & 0xc00u) << 10 | (pairs & 0xc000u) << 14;
-    auto value = [](float s) {
-      const float s128 = s * 128.0f, s160 = s * -160.0f;
-      return [s128, s160](u32 bytes, int i) { return fmaf(s128, detail::one_plus_128th(bytes, i), s160); };
-    };
-    detail::fragments_of((w & 0x0f0f0f0fu) | even | 0x80808080u, ((w >> 4) & 0x0f0f0f0fu) | odd | 0x80808080u,
-                         value(low), value(high), a);
-  }
   struct Codes {
     uint4 low;
     uint2 high;
+  };
+  /// With v = 1 + q / 128: (128 s) v - 160 s = s (q - 32); 128 s and 160 s of a scale s = d * sc are exact (22 bits), so there is
+  /// one rounding.
+  struct Row {
+    float d128, d160;
+    __device__ __forceinline__ Row(unsigned short bits, float weight_scale) {
+      const float d = ptx::cvt_f32_f16(bits) * weight_scale;
+      d128 = d * 128.0f, d160 = d * -160.0f;
+    }
+    __device__ __forceinline__ auto value(signed char code) const {
+      // 2^23 + 128 + code, less 2^23 + 128
+      const float sc = __uint_as_float(0x4b000000u | (static_cast<u32>(static_cast<unsigned char>(code)) ^ 128u)) - 8388736.0f;
+      const float s128 = d128 * sc, s160 = d160 * sc;
+      return [s128, s160](u32 bytes, int i) { return fmaf(s128, detail::one_plus_128th(bytes, i), s160); };
+    }
   };
   static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32 plane, u32 lane) {
     const unsigned char* data = cell + header_bytes + plane * plane_bytes;
     return {reinterpret_cast<const uint4*>(data)[lane], reinterpret_cast<const uint2*>(data + 512)[lane]};
   }
+  template <bool>
   static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes& codes, const Scales&, u32 plane,
                                                 u32 half, u32 lane, float weight_scale, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes.low, half);
-    const u32 pairs = half == 0 ? codes.high.x : codes.high.y, g = lane >> 2;
+    const u32 high = half == 0 ? codes.high.x : codes.high.y, g = lane >> 2;
     const unsigned short* d = reinterpret_cast<const unsigned short*>(cell + 256);
-    const float dl = ptx::cvt_f32_f16(d[g]) * weight_scale, dh = ptx::cvt_f32_f16(d[g + 8]) * weight_scale;
+    const Row low_row(d[g], weight_scale), high_row(d[g + 8], weight_scale);
     const char2 sl = *reinterpret_cast<const char2*>(cell + g * 16 + 4 * plane + 2 * half);
     const char2 sh = *reinterpret_cast<const char2*>(cell + (g + 8) * 16 + 4 * plane + 2 * half);
-    step(v.x, pairs & 0xffffu, dl * sl.x, dh * sh.x, a[0]);
-    step(v.y, pairs >> 16, dl * sl.y, dh * sh.y, a[1]);
+    detail::fragments_of((v.x & 0x0f0f0f0fu) | (detail::shift(high, 4) & 0x30303030u) | 0x80808080u,
+                         ((v.x >> 4) & 0x0f0f0f0fu) | (detail::shift(high, 2) & 0x30303030u) | 0x80808080u, low_row.value(sl.x),
+                         high_row.value(sh.x), a[0]);
+    detail::fragments_of((v.y & 0x0f0f0f0fu) | (high & 0x30303030u) | 0x80808080u,
+                         ((v.y >> 4) & 0x0f0f0f0fu) | (detail::shift(high, -2) & 0x30303030u) | 0x80808080u,
+                         low_row.value(sl.y), high_row.value(sh.y), a[1]);
   }
 };
 
@@ -234,6 +290,7 @@ struct Cell<QuantType::q4_0> {
   static __device__ __forceinline__ Codes codes(const unsigned char* cell, u32, u32 lane) {
     return reinterpret_cast<const uint4*>(cell + header_bytes)[lane];
   }
+  template <bool>
   static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes& codes, const Scales&, u32, u32 half,
                                                 u32 lane, float weight_scale, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes, half);
@@ -260,6 +317,7 @@ struct Cell<QuantType::q8_0> {
   }
   using Codes = detail::NoCodes;
   static __device__ __forceinline__ Codes codes(const unsigned char*, u32, u32) { return {}; }
+  template <bool>
   static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes&, const Scales&, u32, u32 half, u32 lane,
                                                 float weight_scale, HalfFragments& a) {
     const uint4 v = reinterpret_cast<const uint4*>(cell + header_bytes)[half * 32 + lane];

@@ -43,25 +43,30 @@ struct Kernel {
     if constexpr (s.decoders > 0) {
       if (role == 0 && lane < s.decoders * 2) ptx::mbarrier_init(barriers + lane * 8, 1);
     }
+    const u32 group = blockIdx.x * s.tile_cells + local;
+    find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32) {
+      GemmVector<s, segment>::prefetch(args, in_segment, role, lane, memory);
+    });
     // x of one token, rearranged so that a lane's eight words of a slab lie together: [slab][t][step][low, high].
     for (u32 i = threadIdx.x; i < slabs * 32; i += threads) {
       const u32 word = static_cast<const u32*>(args.buffers[0])[static_cast<size_t>(i / 32) * args.operand_rows * 32 + i % 32];
       const u32 step = i % 32 / 8, high = i % 8 / 4, t = i % 4;
       reinterpret_cast<u32*>(x)[i / 32 * 32 + t * 8 + step * 2 + high] = word;
     }
-    find_group<0>(args, blockIdx.x * s.tile_cells + local, 0, role, lane, x, memory, barriers);
+    __syncthreads();
+    find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32 first_row) {
+      GemmVector<s, segment>::run(args, in_segment, first_row, role, lane, x, memory, barriers);
+    });
   }
 
-  template <u32 segment>
-  static __device__ __forceinline__ void find_group(const KernelArgs& args, u32 group, u32 first_row, u32 role, u32 lane,
-                                                    const uint4* x, unsigned char* memory, u32 barriers) {
+  /// Calls f<segment>(group within it, its first output row) for the segment that a row group lies in; nothing past the last.
+  template <u32 segment, class F>
+  static __device__ __forceinline__ void find_group(u32 group, u32 first_row, const F& f) {
     constexpr u32 groups = spec::gpu_row_tiles(s.segments[segment].rows) * 8;
     if (group < groups) {
-      GemmVector<s, segment>::run(args, group, first_row, role, lane, x, memory, barriers);
+      f.template operator()<segment>(group, first_row);
     } else if constexpr (segment + 1 < s.n_segments) {
-      find_group<segment + 1>(args, group - groups, first_row + s.segments[segment].rows, role, lane, x, memory, barriers);
-    } else {
-      __syncthreads();  // the others of the block wait for this once
+      find_group<segment + 1>(group - groups, first_row + s.segments[segment].rows, f);
     }
   }
 };

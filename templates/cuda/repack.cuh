@@ -68,11 +68,18 @@ struct Kernel {
     const u32 lane = threadIdx.x % 32;
     for (u32 plane = threadIdx.x / 32; plane < C::k / 64; plane += threads / 32) {
       Byte* data = cell + C::header_bytes + plane * C::plane_bytes;
-      for (u32 step = 0; step < 4; ++step) pack_step(data, plane, step, lane);
+      u32 high[2] = {};
+      for (u32 step = 0; step < 4; ++step) pack_step(data, plane, step, lane, high);
+      if constexpr (high_bits != 0) {
+        for (u32 i = 0; i < high_bits; ++i) reinterpret_cast<u32*>(data + 512)[lane * high_bits + i] = high[i];
+      }
     }
   }
 
-  __device__ __forceinline__ void pack_step(Byte* data, u32 plane, u32 step, u32 lane) const {
+  /// Bits of a code beyond its nibble; `high` collects those of a lane's plane in the order that cells.cuh gives.
+  static constexpr u32 high_bits = out_type == QuantType::q5_k ? 1 : out_type == QuantType::q6_k ? 2 : 0;
+
+  __device__ __forceinline__ void pack_step(Byte* data, u32 plane, u32 step, u32 lane, u32 (&high)[2]) const {
     u32 codes[4][2];
     for (u32 reg = 0; reg < 4; ++reg) {
       for (u32 half = 0; half < 2; ++half) {
@@ -87,20 +94,17 @@ struct Kernel {
       out[0] = codes[0][0] | codes[2][0] << 8 | codes[0][1] << 16 | codes[2][1] << 24;
       out[1] = codes[1][0] | codes[3][0] << 8 | codes[1][1] << 16 | codes[3][1] << 24;
     } else {
-      u32 low = 0, high = 0;
-      constexpr u32 high_bits = out_type == QuantType::q5_k ? 1 : out_type == QuantType::q6_k ? 2 : 0;
+      u32 low = 0;
       for (u32 reg = 0; reg < 4; ++reg) {
         for (u32 half = 0; half < 2; ++half) {
           const u32 nibble = reg + 4 * half;
           low |= (codes[reg][half] & 15) << (4 * nibble);
-          high |= (codes[reg][half] >> 4) << (high_bits * nibble);
+          const u32 place = (2 * step + nibble % 2) * high_bits + nibble / 2 * 8;  // counted over both words
+          if constexpr (high_bits == 1) high[0] |= (codes[reg][half] >> 4) << place;
+          if constexpr (high_bits == 2) high[step / 2] |= (codes[reg][half] >> 4) << (place - step / 2 * 8);
         }
       }
       reinterpret_cast<u32*>(data + lane * 16)[step] = low;
-      if constexpr (high_bits == 1) data[512 + lane * 4 + step] = static_cast<Byte>(high);
-      if constexpr (high_bits == 2) {
-        reinterpret_cast<unsigned short*>(data + 512 + lane * 8)[step] = static_cast<unsigned short>(high);
-      }
     }
   }
 

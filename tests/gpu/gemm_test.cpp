@@ -1,8 +1,6 @@
 // GEMM of the mma tier against a double-precision product of the same f16 operands, and its tile
 // and decode kernels against each other, bit for bit.
 
-#include <gmock/gmock.h>
-
 #include "models/quant/quant_type.h"
 #include "tests/gpu/support/gpu.h"
 #include "tests/gpu/support/weights.h"
@@ -15,6 +13,8 @@ using spec::GemmSpec;
 struct Problem {
   std::vector<spec::RowSegment> segments;
   uint32_t k = 0, tokens = 0;
+  bool unit = false;  ///< Token t is the unit vector t: the outputs are the decoded weights.
+  bool wild = false;  ///< Q4_K, Q5_K: scales of any size beside minima of any size.
 };
 
 /// How a kernel tiles it: the bits must not depend on it.
@@ -39,6 +39,17 @@ GemmSpec spec_of(const Problem& problem, const Tile& tile) {
 constexpr Tile decode_tiles[] = {{64, 8, 4, 0}, {8, 4, 4, 0}, {8, 2, 2, 4}};
 constexpr Tile prefill_tiles[] = {{256, 8, 4, 0}, {64, 8, 4, 0}, {128, 8, 3, 0}};
 
+/// d and dmin of every block: any f16 from zero over the smallest ones to 1/16.
+void make_wild(spec::QuantType type, std::vector<std::byte>& raw, std::mt19937& random) {
+  const size_t block = quant_traits(static_cast<QuantType>(type)).block_bytes;
+  for (size_t at = 0; at < raw.size(); at += block) {
+    const auto d = static_cast<uint16_t>(random() % 0x2c00),
+               dmin = static_cast<uint16_t>(random() % 0x2c00);
+    std::memcpy(raw.data() + at, &d, 2);
+    std::memcpy(raw.data() + at + 2, &dmin, 2);
+  }
+}
+
 /// A GEMM's device memory: random weights of each segment, packed by the repack kernel, and random
 /// f16 activations.
 class GemmCase {
@@ -47,20 +58,22 @@ class GemmCase {
       : p_(problem), random_(static_cast<unsigned>(problem.k + problem.tokens)) {
     for (const spec::RowSegment& segment : p_.segments) {
       weights_.push_back(random_weight(segment.type, segment.rows, p_.k, random_));
+      if (p_.wild) make_wild(segment.type, weights_.back(), random_);
       packed_.push_back(pack_on_gpu(segment.type, weights_.back(), segment.rows, p_.k));
       rows_ += segment.rows;
     }
     std::normal_distribution<float> normal;
     x_.resize(static_cast<size_t>(p_.tokens) * p_.k);
-    for (uint16_t& v : x_) v = f32_to_f16(normal(random_));
+    for (uint16_t& v : x_) v = f32_to_f16(p_.unit ? 0 : normal(random_));
+    for (size_t t = 0; p_.unit && t < p_.tokens; ++t) x_[t * p_.k + t] = f32_to_f16(1);
     operand_rows_ = (p_.tokens + 7) / 8 * 8;
     operand_.emplace(make_operand(x_, p_.tokens, p_.k, operand_rows_));
   }
 
-  std::vector<float> run(const Tile& tile) {
+  std::vector<float> run(const Tile& tile, const CompiledKernel* mutant = nullptr) {
     const GemmSpec s = spec_of(p_, tile);
     const spec::LaunchShape shape = launch_shape(s, p_.tokens);
-    Kernel kernel(s, shape);
+    Kernel kernel(mutant != nullptr ? *mutant : compiled(s), shape);
     Array<float> y(static_cast<size_t>(p_.tokens) * rows_);
     y.poison();
     cuda::KernelArgs args = plain_args();
@@ -70,6 +83,23 @@ class GemmCase {
     args.operand_rows = operand_rows_;
     kernel.run(args, {.n_tokens = p_.tokens, .start_position = 0, .n_outputs = 0, .reserved = 0});
     return y.download();
+  }
+
+  /// Outputs for unit vectors that are not the reference's weights rounded to f16.
+  size_t wrong_weights(const std::vector<float>& y) const {
+    size_t wrong = 0, first_row = 0;
+    for (size_t segment = 0; segment < p_.segments.size(); ++segment) {
+      const auto [type, rows] = p_.segments[segment];
+      const std::vector<float> decoded = decode_weight(type, weights_[segment], rows, p_.k);
+      for (size_t t = 0; t < p_.tokens; ++t) {
+        for (size_t row = 0; row < rows; ++row) {
+          const float wanted = f16_to_f32(f32_to_f16(decoded[row * p_.k + t]));
+          wrong += !(y[t * rows_ + first_row + row] == wanted);
+        }
+      }
+      first_row += rows;
+    }
+    return wrong;
   }
 
   /// Largest error of `y` over the standard deviation of the exact product.
@@ -131,9 +161,12 @@ void compile_all() {
       auto add = [&](const Size& size, std::span<const Tile> tiles) {
         specs.emplace_back(repack_spec(type, size.k));
         for (const Tile& tile : tiles) {
-          specs.emplace_back(spec_of({{{type, size.rows}}, size.k, size.tokens}, tile));
+          specs.emplace_back(
+              spec_of({.segments = {{type, size.rows}}, .k = size.k, .tokens = size.tokens}, tile));
         }
       };
+      specs.emplace_back(
+          spec_of({.segments = {{type, 256}}, .k = 256, .tokens = 256}, {64, 8, 4, 0}));
       for (const Size& size : decode_sizes) add(size, decode_tiles);
       for (const Size& size : prefill_sizes) add(size, prefill_tiles);
     }
@@ -149,7 +182,7 @@ TEST_P(GemmTypes, every_kernel_gives_the_same_bits_and_the_exact_product) {
   QUERN_NEED_GPU();
   compile_all();
   auto check = [](const Size& size, std::span<const Tile> tiles) {
-    GemmCase c({{{GetParam(), size.rows}}, size.k, size.tokens});
+    GemmCase c({.segments = {{GetParam(), size.rows}}, .k = size.k, .tokens = size.tokens});
     const std::vector<float> first = c.run(tiles[0]);
     EXPECT_LT(c.error(first), 2e-5)
         << size.rows << " x " << size.k << ", " << size.tokens << " tokens";
@@ -165,15 +198,77 @@ TEST_P(GemmTypes, every_kernel_gives_the_same_bits_and_the_exact_product) {
 
 INSTANTIATE_TEST_SUITE_P(All, GemmTypes, testing::ValuesIn(types));
 
-TEST(Gemm, segments_of_different_types_lie_side_by_side) {
+struct NamedTile {
+  std::string name;
+  Tile tile;
+};
+
+/// Each kernel in a case of its own, small enough for compute-sanitizer.
+class GemmTile : public testing::TestWithParam<NamedTile> {};
+
+TEST_P(GemmTile, segments_of_different_types_lie_side_by_side) {
   QUERN_NEED_GPU();
-  GemmCase c(
-      {{{spec::QuantType::q4_k, 512}, {spec::QuantType::q4_k, 100}, {spec::QuantType::q6_k, 128}},
-       1024,
-       70});
-  const std::vector<float> tile = c.run({64, 8, 4, 0});
-  EXPECT_LT(c.error(tile), 2e-5);
-  EXPECT_EQ(std::memcmp(tile.data(), c.run({256, 8, 4, 0}).data(), tile.size() * 4), 0);
+  const Tile &tile = GetParam().tile, other{64, 8, 4, 0};
+  const Problem problem{.segments = {{spec::QuantType::q4_k, 256},
+                                     {spec::QuantType::q8_0, 100},
+                                     {spec::QuantType::q5_k, 40},
+                                     {spec::QuantType::q6_k, 128}},
+                        .k = 512,
+                        .tokens = tile.tokens == 8 ? 3u : 70u};
+  precompile({spec_of(problem, tile), spec_of(problem, other)});
+  GemmCase c(problem);
+  const std::vector<float> out = c.run(tile);
+  EXPECT_LT(c.error(out), 2e-5);
+  EXPECT_EQ(std::memcmp(out.data(), c.run(other).data(), out.size() * 4), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GemmTile,
+                         testing::Values(NamedTile{"tile_64", {64, 8, 4, 0}},
+                                         NamedTile{"tile_128", {128, 8, 4, 0}},
+                                         NamedTile{"tile_256", {256, 8, 2, 0}},
+                                         NamedTile{"one_warp", {8, 7, 3, 0}},
+                                         NamedTile{"decoders", {8, 3, 2, 3}}),
+                         [](const auto& tile) { return tile.param.name; });
+
+TEST(Gemm, every_weight_is_the_rounded_reference) {
+  QUERN_NEED_GPU();
+  compile_all();
+  for (const spec::QuantType type : types) {
+    GemmCase c({.segments = {{type, 256}}, .k = 256, .tokens = 256, .unit = true});
+    EXPECT_EQ(c.wrong_weights(c.run({64, 8, 4, 0})), 0u) << static_cast<uint32_t>(type);
+  }
+}
+
+/// Where minima and scales lie far apart the short form of the decoders would round twice: it is
+/// not taken there.
+TEST(Gemm, minima_far_from_the_scales_decode_exactly) {
+  QUERN_NEED_GPU();
+  for (const spec::QuantType type : {spec::QuantType::q4_k, spec::QuantType::q5_k}) {
+    GemmCase unit({.segments = {{type, 256}}, .k = 256, .tokens = 256, .unit = true, .wild = true});
+    EXPECT_EQ(unit.wrong_weights(unit.run({64, 8, 4, 0})), 0u);
+    GemmCase c({.segments = {{type, 256}}, .k = 256, .tokens = 5, .wild = true});
+    const std::vector<float> tile = c.run({64, 8, 4, 0});
+    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 4, 4, 0}).data(), tile.size() * 4), 0);
+    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 2, 2, 4}).data(), tile.size() * 4), 0);
+  }
+}
+
+TEST(GemmMutants, fail_the_comparison) {
+  QUERN_NEED_GPU();
+  const std::string cells = "templates/cuda/cells.cuh";
+  const Problem wild{
+      .segments = {{spec::QuantType::q4_k, 256}}, .k = 256, .tokens = 5, .wild = true};
+  Problem unit = wild;
+  unit.tokens = 256, unit.unit = true;
+  const Tile tile{64, 8, 4, 0}, vector{8, 4, 4, 0};
+  const CompiledKernel short_form_always = compile_mutant(
+      spec_of(wild, vector), cells, "exact = __all_sync(~0u, exact);", "exact = true;");
+  GemmCase c(wild);
+  EXPECT_TRUE(c.run(vector, &short_form_always) != c.run(tile));
+  const CompiledKernel codes_off_by_one =
+      compile_mutant(spec_of(unit, tile), cells, "- 8388608.0f", "- 8388607.0f");
+  GemmCase weights(unit);
+  EXPECT_GT(weights.wrong_weights(weights.run(tile, &codes_off_by_one)), 0u);
 }
 
 }  // namespace

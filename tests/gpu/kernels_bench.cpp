@@ -35,8 +35,10 @@ const Projection projections[] = {{"qkv", 5120, 1024, 4096, Epilogue::store},
                                   {"down", 4096, 0, 14336, Epilogue::residual}};
 constexpr QuantType types[] = {QuantType::q4_k, QuantType::q6_k, QuantType::f16};
 constexpr Tile prefill_tiles[] = {{64, 8, 4, 0}, {128, 8, 4, 0}, {256, 8, 3, 0}, {256, 8, 4, 0}};
-constexpr Tile decode_tiles[] = {{8, 4, 4, 0}, {8, 7, 4, 0}, {8, 14, 4, 0}, {8, 8, 6, 0},
-                                 {8, 1, 2, 4}, {8, 2, 2, 4}, {8, 1, 2, 7},  {8, 4, 2, 2}};
+constexpr Tile decode_tiles[] = {{8, 3, 4, 0},  {8, 7, 4, 0}, {8, 14, 4, 0}, {8, 14, 3, 0},
+                                 {8, 14, 8, 0}, {8, 2, 2, 3}, {8, 2, 2, 4},  {8, 2, 3, 4},
+                                 {8, 2, 2, 6},  {8, 3, 2, 2}, {8, 3, 2, 3},  {8, 3, 3, 3},
+                                 {8, 3, 2, 4},  {8, 7, 2, 1}, {8, 2, 6, 0},  {8, 2, 12, 0}};
 
 std::string name_of(QuantType type) {
   return std::string(quant_traits(static_cast<quern::QuantType>(type)).name);
@@ -232,8 +234,8 @@ int bench() {
       GemmBench bench(p, type);
       for (const Tile& tile : prefill_tiles) bench.run(tile, 512), bench.run(tile, 2048);
       for (const Tile& tile : decode_tiles) bench.run(tile, 1);
-      bench.run(decode_tiles[1], 4);
-      bench.run(decode_tiles[5], 4);
+      bench.run(decode_tiles[2], 4);
+      bench.run(decode_tiles[6], 4);
     }
   }
   return 0;

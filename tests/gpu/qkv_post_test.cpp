@@ -252,6 +252,7 @@ TEST(QkvPost, a_value_past_the_f16_range_is_clamped_and_counted) {
   args.buffers[6] = q.pointer();
   args.kv_capacity = 64;
   args.saturated = saturated.pointer();
+  v_cache.zero();
   Kernel kernel(s, {.threads = 256});
   kernel.run(args, {.n_tokens = 1, .start_position = 0, .n_outputs = 0, .reserved = 0}, 1, 2);
   EXPECT_EQ(f16_to_f32(v_cache.download()[5]), 65504.0f);

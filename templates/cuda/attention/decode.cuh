@@ -14,7 +14,7 @@ struct AttentionDecode {
   using B = AttentionBlock<s>;
   static constexpr u32 threads = 128, group = s.n_head / s.n_head_kv, pieces = s.block_keys / 8;
   static constexpr u32 warp_pieces = pieces / 4, warp_dims = (s.value_dim / 16 + 3) / 4 * 16, o_pieces = warp_dims / 8;
-  static constexpr u32 s_pitch = s.block_keys + 8;
+  static constexpr u32 s_pitch = s.block_keys + 8, halves = group <= 8 ? 1 : 2;
   static_assert(group <= 16 && pieces % 8 == 0, "a KV head's query heads are the rows of one fragment");
 
   static __device__ __forceinline__ void run(const KernelArgs& args, unsigned char* shared) {
@@ -90,7 +90,7 @@ struct AttentionDecode {
 #pragma unroll
       for (u32 n = 0; n < warp_pieces; ++n) {
 #pragma unroll
-        for (u32 h = 0; h < 2; ++h) {
+        for (u32 h = 0; h < halves; ++h) {
           float2* to = reinterpret_cast<float2*>(s_shared + ((lane >> 2) + 8 * h) * s_pitch + own + n * 8 + (lane & 3) * 2);
           *to = make_float2(mine[n][2 * h], mine[n][2 * h + 1]);
         }
@@ -100,17 +100,17 @@ struct AttentionDecode {
       if (block < last) {
         B::template stage<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, key0 + s.block_keys, end, k_shared);
       }
-      float c[pieces][4];
+      float c[pieces][4] = {};
 #pragma unroll
       for (u32 n = 0; n < pieces; ++n) {
 #pragma unroll
-        for (u32 h = 0; h < 2; ++h) {
+        for (u32 h = 0; h < halves; ++h) {
           const float2 v = *reinterpret_cast<const float2*>(s_shared + ((lane >> 2) + 8 * h) * s_pitch + n * 8 + (lane & 3) * 2);
           c[n][2 * h] = v.x, c[n][2 * h + 1] = v.y;
         }
       }
-      float factor[2];
-      online_softmax<pieces>(row, c, scale, factor);
+      float factor[2] = {1, 1};
+      online_softmax<pieces, halves>(row, c, scale, factor);
 #pragma unroll
       for (u32 n = 0; n < o_pieces; ++n) {
 #pragma unroll

@@ -22,11 +22,11 @@ __device__ __forceinline__ float decay(float a, float b, float scale) {
 }
 
 /// One block of scores in C fragments (`pieces` n8 pieces, already masked with -inf): they become probabilities, `factor` what the
-/// sums so far are multiplied by.
-template <u32 pieces>
+/// sums so far are multiplied by. `halves` 1: rows g + 8 hold nothing and are left alone.
+template <u32 pieces, u32 halves = 2>
 __device__ __forceinline__ void online_softmax(RunningRow& row, float (&s)[pieces][4], float scale, float (&factor)[2]) {
 #pragma unroll
-  for (u32 h = 0; h < 2; ++h) {
+  for (u32 h = 0; h < halves; ++h) {
     float top = row.maximum[h];
 #pragma unroll
     for (u32 n = 0; n < pieces; ++n) top = fmaxf(top, fmaxf(s[n][h * 2], s[n][h * 2 + 1]));

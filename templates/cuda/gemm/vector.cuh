@@ -20,16 +20,24 @@ struct GemmVector {
   static constexpr u32 depth = s.stages, rings = s.decoders == 0 ? 1 : s.decoders;
   static constexpr u32 fragment_bytes = C::k * 32, slabs = (s.k + 63) / 64;
 
+  /// A warp's cells on their way through shared memory: every `rings`-th of a row group.
   struct Ring {
-    const unsigned char* source;
+    const unsigned char* from;  ///< This lane's first 16 bytes of the cell to ask for next.
     const unsigned char* data;
-    u32 shared, next, slot = 0, fill = 0;
+    u32 to, next, slot = 0, fill = 0;
     __device__ __forceinline__ void issue(u32 lane) {
       if (next < cells) {
-        const unsigned char* from = source + static_cast<size_t>(next) * 8 * bytes;
-        for (u32 i = lane; i < bytes / 16; i += 32) ptx::cp_async_cg_16(shared + fill * bytes + i * 16, from + i * 16);
+        const u32 at = to + fill * bytes;
+#pragma unroll
+        for (u32 i = 0; i + 512 <= bytes; i += 512) ptx::cp_async_cg_16(at + i, from + i);
+        constexpr u32 rest = bytes % 512, whole = bytes - rest;
+        if (rest != 0 && lane < rest / 16) ptx::cp_async_cg_16(at + whole, from + whole);
       }
       ptx::cp_async_commit_group();
+      step();
+    }
+    __device__ __forceinline__ void step() {
+      from += static_cast<size_t>(rings) * 8 * bytes;
       next += rings;
       fill = fill + 1 == depth ? 0 : fill + 1;
     }
@@ -38,125 +46,174 @@ struct GemmVector {
       __syncwarp();
       return data + slot * bytes;
     }
-    __device__ __forceinline__ void release(u32 lane) {
-      __syncwarp();
-      slot = slot + 1 == depth ? 0 : slot + 1;
-      issue(lane);
-    }
+    __device__ __forceinline__ void release() { slot = slot + 1 == depth ? 0 : slot + 1; }
   };
+  static __device__ __forceinline__ Ring make_ring(const KernelArgs& args, u32 group, u32 index, u32 lane,
+                                                   unsigned char* memory) {
+    const unsigned char* weights = static_cast<const unsigned char*>(args.buffers[3 + segment]) +
+                                   (static_cast<size_t>(group / 8) * cells * 8 + group % 8) * bytes;
+    unsigned char* data = memory + index * depth * bytes;
+    return {weights + static_cast<size_t>(index) * 8 * bytes + lane * 16, data, ptx::shared_address(data) + lane * 16, index};
+  }
 
   /// B fragments of a slab: of one token from shared memory (every column then holds it), of several from global memory.
+  template <bool one_token>
   struct X {
     u32 b[4][2];
     __device__ __forceinline__ void load(const KernelArgs& args, const uint4* x_shared, u32 slab, u32 lane, u32 n_tokens) {
-      if (n_tokens == 1) {
+      if constexpr (one_token) {
         const uint4 low = x_shared[slab * 8 + (lane & 3) * 2], high = x_shared[slab * 8 + (lane & 3) * 2 + 1];
         b[0][0] = low.x, b[0][1] = low.y, b[1][0] = low.z, b[1][1] = low.w;
         b[2][0] = high.x, b[2][1] = high.y, b[3][0] = high.z, b[3][1] = high.w;
-        return;
-      }
-      const u32 token = lane >> 2;
-      const u32* row = reinterpret_cast<const u32*>(static_cast<const char*>(args.buffers[0]) +
-                                                    (static_cast<size_t>(slab) * args.operand_rows + token) * 128);
+      } else {
+        const u32 token = lane >> 2;
+        const u32* row = reinterpret_cast<const u32*>(static_cast<const char*>(args.buffers[0]) +
+                                                      (static_cast<size_t>(slab) * args.operand_rows + token) * 128);
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        b[i][0] = token < n_tokens ? row[((2 * i) ^ (token & 7)) * 4 + (lane & 3)] : 0;
-        b[i][1] = token < n_tokens ? row[((2 * i + 1) ^ (token & 7)) * 4 + (lane & 3)] : 0;
+        for (u32 i = 0; i < 4; ++i) {
+          b[i][0] = token < n_tokens ? row[((2 * i) ^ (token & 7)) * 4 + (lane & 3)] : 0;
+          b[i][1] = token < n_tokens ? row[((2 * i + 1) ^ (token & 7)) * 4 + (lane & 3)] : 0;
+        }
       }
     }
   };
 
-  static __device__ __forceinline__ void chain(float (&c)[4], const Fragments& a, const X& x) {
+  template <class Columns>
+  static __device__ __forceinline__ void chain(float (&c)[4], const Fragments& a, const Columns& x) {
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) ptx::mma_m16n8k16(c, a[i], x.b[i][0], x.b[i][1]);
   }
 
-  static __device__ __forceinline__ Ring make_ring(const KernelArgs& args, u32 group, u32 index, unsigned char* memory) {
-    const unsigned char* weights = static_cast<const unsigned char*>(args.buffers[3 + segment]) +
-                                   (static_cast<size_t>(group / 8) * cells * 8 + group % 8) * bytes;
-    unsigned char* data = memory + index * depth * bytes;
-    return {weights, data, ptx::shared_address(data), index};
+  /// Asks for a warp's first cells. `memory`: the row group's part of shared memory.
+  static __device__ __forceinline__ void prefetch(const KernelArgs& args, u32 group, u32 role, u32 lane, unsigned char* memory) {
+    if (s.decoders > 0 && role == 0) return;
+    Ring ring = make_ring(args, group, s.decoders == 0 ? 0 : role - 1, lane, memory);
+#pragma unroll
+    for (u32 i = 0; i + 1 < depth; ++i) ring.issue(lane);
   }
 
-  /// `memory`: the group's part of shared memory. Everything before the first wait.
+  /// After `prefetch` and a barrier of the block.
   static __device__ __forceinline__ void run(const KernelArgs& args, u32 group, u32 first_row, u32 role, u32 lane,
                                              const uint4* x_shared, unsigned char* memory, u32 group_barriers) {
     const u32 n_tokens = rows_of(args);
     float c[4] = {};
-    if constexpr (s.decoders == 0) {
-      Ring ring = make_ring(args, group, 0, memory);
-      for (u32 i = 0; i + 1 < depth; ++i) ring.issue(lane);
-      __syncthreads();  // x is in shared memory
-      typename C::Scales scales;
-      for (u32 cell = 0; cell < cells; ++cell) {
-        const unsigned char* data = ring.wait();
-        ring.issue(lane);
-        scales.load(data, lane, args.weight_scale);
-        Fragments a[2];
-        X x[2];
-        decode_plane<type>(data, scales, 0, lane, args.weight_scale, a[0]);
-        x[0].load(args, x_shared, cell * planes, lane, n_tokens);
-#pragma unroll
-        for (u32 p = 0; p < planes; ++p) {
-          if (p + 1 < planes) {
-            decode_plane<type>(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
-            if (cell * planes + p + 1 < slabs) x[(p + 1) & 1].load(args, x_shared, cell * planes + p + 1, lane, n_tokens);
-          }
-          if (cell * planes + p < slabs) chain(c, a[p & 1], x[p & 1]);
-        }
-        __syncwarp();
-        ring.slot = ring.slot + 1 == depth ? 0 : ring.slot + 1;
-      }
+    unsigned char* fragments = memory + rings * depth * bytes;
+    if (s.decoders > 0 && role > 0) {
+      decode_cells(args, group, role - 1, lane, memory, fragments, group_barriers);
+      return;
+    }
+    if (n_tokens == 1) {
+      sum<true>(args, group, lane, x_shared, memory, fragments, group_barriers, n_tokens, c);
     } else {
-      unsigned char* fragments = memory + rings * depth * bytes;
-      if (role > 0) {
-        decode_cells(args, group, role - 1, lane, memory, fragments, group_barriers);
-        return;
-      }
-      __syncthreads();
-      multiply(args, lane, x_shared, fragments, group_barriers, n_tokens, c);
+      sum<false>(args, group, lane, x_shared, memory, fragments, group_barriers, n_tokens, c);
     }
     const GemmOutput<s> out{args, n_tokens};
     out.template piece<segment>(first_row, group * 16, lane, (lane & 3) * 2, c);
   }
 
+  template <bool one_token>
+  static __device__ __forceinline__ void sum(const KernelArgs& args, u32 group, u32 lane, const uint4* x_shared,
+                                             unsigned char* memory, const unsigned char* fragments, u32 barriers, u32 n_tokens,
+                                             float (&c)[4]) {
+    if constexpr (s.decoders == 0) {
+      decode_and_multiply<one_token>(args, group, lane, x_shared, memory, n_tokens, c);
+    } else {
+      multiply<one_token>(args, lane, x_shared, fragments, barriers, n_tokens, c);
+    }
+  }
+
+  static __device__ __forceinline__ Ring filled_ring(const KernelArgs& args, u32 group, u32 index, u32 lane,
+                                                     unsigned char* memory) {
+    Ring ring = make_ring(args, group, index, lane, memory);
+#pragma unroll
+    for (u32 i = 0; i + 1 < depth; ++i) ring.step();
+    return ring;
+  }
+
+  /// One warp for everything.
+  template <bool one_token>
+  static __device__ __forceinline__ void decode_and_multiply(const KernelArgs& args, u32 group, u32 lane, const uint4* x_shared,
+                                                             unsigned char* memory, u32 n_tokens, float (&c)[4]) {
+    Ring ring = filled_ring(args, group, 0, lane, memory);
+    typename C::Scales scales;
+    for (u32 cell = 0; cell < cells; ++cell) {
+      const unsigned char* data = ring.wait();
+      ring.issue(lane);
+      scales.load(data, lane, args.weight_scale);
+      if (scales.widen()) {
+        one_cell<one_token, true>(args, data, scales, cell, lane, x_shared, n_tokens, c);
+      } else {
+        one_cell<one_token, false>(args, data, scales, cell, lane, x_shared, n_tokens, c);
+      }
+      __syncwarp();
+      ring.release();
+    }
+  }
+  template <bool one_token, bool widened>
+  static __device__ __forceinline__ void one_cell(const KernelArgs& args, const unsigned char* data,
+                                                  const typename C::Scales& scales, u32 cell, u32 lane, const uint4* x_shared,
+                                                  u32 n_tokens, float (&c)[4]) {
+    Fragments a[2];
+    X<one_token> x[2];
+    decode_plane<type, widened>(data, scales, 0, lane, args.weight_scale, a[0]);
+    x[0].load(args, x_shared, cell * planes, lane, n_tokens);
+#pragma unroll
+    for (u32 p = 0; p < planes; ++p) {
+      if (p + 1 < planes) {
+        decode_plane<type, widened>(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
+        if (inside(cell * planes + p + 1)) x[(p + 1) & 1].load(args, x_shared, cell * planes + p + 1, lane, n_tokens);
+      }
+      if (inside(cell * planes + p)) chain(c, a[p & 1], x[p & 1]);
+    }
+  }
+  /// Whether a slab of a cell is one of x: all are where K is whole cells.
+  static __device__ __forceinline__ bool inside(u32 slab) { return slabs % planes == 0 || slab < slabs; }
+
   /// Barriers of ring r: full at 16 r, empty at 16 r + 8.
   static __device__ __forceinline__ void decode_cells(const KernelArgs& args, u32 group, u32 index, u32 lane,
                                                       unsigned char* memory, unsigned char* fragments, u32 barriers) {
-    Ring ring = make_ring(args, group, index, memory);
-    for (u32 i = 0; i + 1 < depth; ++i) ring.issue(lane);
-    __syncthreads();
+    Ring ring = filled_ring(args, group, index, lane, memory);
     typename C::Scales scales;
     uint4* out = reinterpret_cast<uint4*>(fragments + index * fragment_bytes) + lane;
     const u32 full = barriers + index * 16, empty = full + 8;
-    u32 phase = 0;
+    u32 phase = 1;
     for (u32 cell = index; cell < cells; cell += rings) {
       const unsigned char* data = ring.wait();
       ring.issue(lane);
       scales.load(data, lane, args.weight_scale);
-#pragma unroll
-      for (u32 p = 0; p < planes; ++p) {
-        Fragments a;
-        decode_plane<type>(data, scales, p, lane, args.weight_scale, a);
-        if (p == 0) ptx::mbarrier_wait(empty, phase ^ 1);
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+      if (scales.widen()) {
+        write_cell<true>(args, data, scales, lane, out, empty, phase);
+      } else {
+        write_cell<false>(args, data, scales, lane, out, empty, phase);
       }
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(full);
-      ring.slot = ring.slot + 1 == depth ? 0 : ring.slot + 1;
+      ring.release();
       phase ^= 1;
     }
   }
+  template <bool widened>
+  static __device__ __forceinline__ void write_cell(const KernelArgs& args, const unsigned char* data,
+                                                    const typename C::Scales& scales, u32 lane, uint4* out, u32 empty, u32 phase) {
+#pragma unroll
+    for (u32 p = 0; p < planes; ++p) {
+      Fragments a;
+      decode_plane<type, widened>(data, scales, p, lane, args.weight_scale, a);
+      if (p == 0) ptx::mbarrier_wait(empty, phase);
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+    }
+  }
 
+  template <bool one_token>
   static __device__ __forceinline__ void multiply(const KernelArgs& args, u32 lane, const uint4* x_shared,
                                                   const unsigned char* fragments, u32 barriers, u32 n_tokens,
                                                   float (&c)[4]) {
     u32 index = 0, phase = 0;
     Fragments a[2];
-    X x[2];
+    X<one_token> x[2];
     const uint4* in = reinterpret_cast<const uint4*>(fragments) + lane;
-    auto fetch = [&](u32 slab, Fragments& to, X& xf) {
+    auto fetch = [&](u32 slab, Fragments& to, X<one_token>& xf) {
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) {
         const uint4 v = in[index * (fragment_bytes / 16) + (slab % planes * 4 + i) * 32];
@@ -171,10 +228,10 @@ struct GemmVector {
       for (u32 p = 0; p < planes; ++p) {
         const u32 slab = cell * planes + p, now = planes == 1 ? 0 : p & 1, then = planes == 1 ? 0 : now ^ 1;
         if constexpr (planes == 1) {
-          if (slab < slabs) chain(c, a[0], x[0]);
+          if (inside(slab)) chain(c, a[0], x[0]);
         }
         if (p + 1 < planes) {
-          if (slab + 1 < slabs) fetch(slab + 1, a[then], x[then]);
+          if (inside(slab + 1)) fetch(slab + 1, a[then], x[then]);
         } else {
           __syncwarp();
           if (lane == 0) ptx::mbarrier_arrive(barriers + index * 16 + 8);
@@ -185,7 +242,7 @@ struct GemmVector {
           }
         }
         if constexpr (planes != 1) {
-          if (slab < slabs) chain(c, a[now], x[now]);
+          if (inside(slab)) chain(c, a[now], x[now]);
         }
       }
     }

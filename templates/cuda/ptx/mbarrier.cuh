@@ -12,12 +12,19 @@ __device__ __forceinline__ void mbarrier_init(u32 shared, u32 count) {
 __device__ __forceinline__ void mbarrier_arrive(u32 shared) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared) : "memory");
 }
-/// Waits for the phase of this parity to complete.
+/// Waits for the phase of this parity to complete; where the hardware can, asleep.
 __device__ __forceinline__ void mbarrier_wait(u32 shared, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(shared),
+      "r"(parity)
+      : "memory");
+#else
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(shared),
       "r"(parity)
       : "memory");
+#endif
 }
 
 }  // namespace quern::ptx

@@ -375,35 +375,33 @@ TEST(CudaPlan, one_output_row_needs_one_kernel_of_the_head) {
   const Plan plan = make_plan(graph, {}, cuda::make_target("sm_90a"));
   EXPECT_TRUE(plan.steps.back().variants.empty());
   const Plan all = make_plan(graph, {.all_logits = true}, cuda::make_target("sm_90a"));
-  EXPECT_EQ(all.steps.back().variants.size(), 2u);
+  EXPECT_FALSE(all.steps.back().variants.empty());
 }
 
 TEST(CudaPlan, text_names_the_kernels_of_each_step) {
   const Plan plan = make_plan(LlamaGraph().build(), {}, cuda::make_target("sm_90a"));
   const auto step =
-      std::ranges::find_if(plan.steps, [](const Step& s) { return s.variants.size() == 2; });
+      std::ranges::find_if(plan.steps, [](const Step& s) { return s.variants.size() >= 2; });
   ASSERT_NE(step, plan.steps.end());
   EXPECT_THAT(describe_plan(plan),
-              HasSubstr(fmt::format("(up to 8: {}, up to 64: {})", step->variants[0].kernel,
-                                    step->variants[1].kernel)));
+              HasSubstr(fmt::format("(up to 8: {}, up to {}: {}", step->variants[0].kernel,
+                                    step->variants[1].max_tokens, step->variants[1].kernel)));
 }
 
-TEST(CudaPlan, kernels_do_not_depend_on_the_context_or_on_chunks_of_more_than_64) {
+TEST(CudaPlan, kernels_do_not_depend_on_the_context_and_small_chunks_need_a_part_of_them) {
   const ModelGraph graph = LlamaGraph().build();
   const auto specs = [&](const PlanOptions& options) {
     std::set<std::string> texts;
-    for (const PlanKernel& kernel :
-         make_plan(graph, options, cuda::make_target("sm_90a")).kernels) {
+    for (const PlanKernel& kernel : make_plan(graph, options, cuda::make_target("sm_90a")).kernels)
       texts.insert(spec_to_text(kernel.spec));
-    }
     return texts;
   };
   const auto base = specs({});
-  EXPECT_EQ(base, specs({.chunk = 100}));
   EXPECT_EQ(base, specs({.context = 32768}));
-  const auto fewer = specs({.chunk = 8});
-  EXPECT_TRUE(std::ranges::includes(base, fewer));
-  EXPECT_LT(fewer.size(), base.size());
+  for (const uint32_t chunk : {8u, 100u, 1000u}) {
+    EXPECT_TRUE(std::ranges::includes(base, specs({.chunk = chunk}))) << chunk;
+  }
+  EXPECT_LT(specs({.chunk = 8}).size(), base.size());
 }
 
 TEST(CudaPlan, a_context_that_fits_is_found_and_one_more_does_not_fit) {
@@ -441,7 +439,7 @@ TEST(CudaPlanJson, contradictions_are_refused_naming_the_field) {
   const auto index_of = [&](auto&& wanted) {
     return static_cast<size_t>(std::ranges::find_if(plan.steps, wanted) - plan.steps.begin());
   };
-  const size_t gemm = index_of([](const Step& s) { return s.variants.size() == 2; });
+  const size_t gemm = index_of([](const Step& s) { return !s.variants.empty(); });
   const size_t attention = index_of([&](const Step& s) {
     return std::holds_alternative<spec::AttentionSpec>(plan.kernels[s.kernel].spec);
   });
@@ -453,7 +451,10 @@ TEST(CudaPlanJson, contradictions_are_refused_naming_the_field) {
   EXPECT_THAT(edited("/target/kind", "cpu"), HasSubstr("kernels[0]"));
   EXPECT_THAT(edited(at(gemm, "variants/0/1"), 10000), HasSubstr("variants[0]"));
   EXPECT_THAT(edited(at(gemm, "variants/0/0"), 9), HasSubstr("too few rows"));
-  EXPECT_THAT(edited(at(gemm, "variants/1/0"), 8), HasSubstr("variants[1]"));
+  const Json variant = {plan.steps[gemm].variants[0].max_tokens,
+                        plan.steps[gemm].variants[0].kernel};
+  EXPECT_THAT(edited(at(gemm, "variants"), Json::array({variant, variant})),
+              HasSubstr("variants[1]"));
   EXPECT_THAT(edited(at(gemm, "variants/0/1"), 0), HasSubstr(fmt::format("steps[{}]", gemm)));
   EXPECT_THAT(edited(at(gemm, "kernel"), plan.steps[gemm].variants[0].kernel),
               HasSubstr("too few rows"));

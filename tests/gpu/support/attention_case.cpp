@@ -262,8 +262,7 @@ void AttentionCase::exact(uint32_t token, uint32_t head, std::vector<double>& ou
   }
 }
 
-double AttentionCase::error(const std::vector<uint16_t>& out, bool rounding,
-                            uint32_t most_tokens) const {
+double AttentionCase::error(const std::vector<uint16_t>& out, uint32_t most_tokens) const {
   std::set<uint32_t> checked{0, tokens_ - 1};
   for (uint32_t i = 1; i + 1 < most_tokens; ++i) checked.insert(i * tokens_ / most_tokens);
   double worst = 0, squares = 0;
@@ -275,8 +274,8 @@ double AttentionCase::error(const std::vector<uint16_t>& out, bool rounding,
       for (uint32_t d = 0; d < s_.value_dim; ++d) {
         const double got =
             f16_to_f32(out[static_cast<size_t>(token) * width_ + head * s_.value_dim + d]);
-        double e = std::abs(got - row[d]);
-        if (rounding) e = std::max(0.0, e - std::max(std::abs(row[d]) * 0x1p-11, 0x1p-25));
+        const double ulp = std::max(std::abs(row[d]) * 0x1p-11, 0x1p-25);
+        const double e = std::abs(got - row[d]) - ulp;
         worst = std::isfinite(e) ? std::max(worst, e) : 1e30;
         squares += row[d] * row[d];
         ++count;

@@ -44,10 +44,9 @@ class AttentionCase {
   std::vector<uint16_t> run_decode(const CompiledKernel* mutant = nullptr);
 
   /// Largest error against double precision over the standard deviation of the exact outputs, at up
-  /// to `most_tokens` tokens (the first and the last among them); 1e30 where an output is no
-  /// number. With `rounding` half a unit of the f16 output's last place is free.
-  double error(const std::vector<uint16_t>& out, bool rounding = false,
-               uint32_t most_tokens = 3) const;
+  /// to `most_tokens` tokens (the first and the last among them); half a unit of the f16 output's
+  /// last place is free. 1e30 where an output is no number.
+  double error(const std::vector<uint16_t>& out, uint32_t most_tokens = 3) const;
   uint32_t saturated() const { return saturated_count_; }
 
  private:

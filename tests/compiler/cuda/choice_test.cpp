@@ -1,0 +1,77 @@
+// The choice of a GEMM's tile: what it must hold on every target, and what the measurements say.
+
+#include <gtest/gtest.h>
+
+#include "compiler/cuda/gemm_choice.h"
+#include "models/error.h"
+
+namespace quern::test {
+namespace {
+
+using spec::GemmSpec;
+using spec::QuantType;
+
+GemmSpec projection(QuantType type, uint32_t rows, uint32_t k) {
+  return {.segments = {{type, rows}}, .n_segments = 1, .k = k, .tier = spec::Tier::mma};
+}
+
+TEST(GemmChoice, every_choice_fits_its_target_and_leaves_the_mathematics) {
+  for (const cuda::TargetTraits& target : cuda::target_table()) {
+    for (const QuantType type : {QuantType::q4_k, QuantType::q5_k, QuantType::q6_k, QuantType::q4_0,
+                                 QuantType::q8_0, QuantType::f16}) {
+      for (const auto& [rows, k] : {std::pair{64u, 64u},
+                                    {576u, 576u},
+                                    {4096u, 14336u},
+                                    {28672u, 4096u},
+                                    {128256u, 8192u}}) {
+        for (const uint32_t tokens : {8u, 64u, 128u, 256u, 512u, 2048u}) {
+          const GemmSpec math = projection(type, rows, k);
+          std::string reason;
+          const GemmSpec s = cuda::choose_gemm_tile(math, tokens, target, &reason);
+          const spec::LaunchShape shape = launch_shape(s, tokens);
+          EXPECT_LE(shape.shared_bytes, target.shared_bytes_block) << target.name << ": " << reason;
+          EXPECT_LE(shape.threads, 1024u);
+          EXPECT_EQ(s.tile_tokens == 8, tokens == 8);
+          EXPECT_GE(s.stages, 2u);
+          EXPECT_FALSE(reason.empty());
+          EXPECT_EQ(s.segments[0].rows, rows);
+          EXPECT_EQ(s.k, k);
+        }
+      }
+    }
+  }
+}
+
+TEST(GemmChoice, one_token_uses_every_multiprocessor_once) {
+  const cuda::TargetTraits& target = cuda::target_traits("sm_90a");
+  const GemmSpec narrow =
+      cuda::choose_gemm_tile(projection(QuantType::q4_k, 4096, 4096), 8, target);
+  EXPECT_EQ(launch_shape(narrow, 1).grid_x, 128u);
+  EXPECT_EQ(narrow.decoders, 4u);
+  const GemmSpec wide = cuda::choose_gemm_tile(projection(QuantType::q4_k, 28672, 4096), 8, target);
+  EXPECT_EQ(launch_shape(wide, 1).grid_x, 128u);
+  EXPECT_EQ(wide.decoders, 0u);
+}
+
+TEST(GemmChoice, tiles_are_smaller_where_large_ones_leave_multiprocessors_idle) {
+  const cuda::TargetTraits& target = cuda::target_traits("sm_90a");
+  const GemmSpec o = projection(QuantType::q4_k, 4096, 4096);
+  EXPECT_EQ(cuda::choose_gemm_tile(o, 64, target).tile_tokens, 64u);
+  EXPECT_EQ(cuda::choose_gemm_tile(o, 512, target).tile_tokens, 128u);
+  EXPECT_EQ(cuda::choose_gemm_tile(o, 2048, target).tile_tokens, 256u);
+  EXPECT_EQ(
+      cuda::choose_gemm_tile(projection(QuantType::q4_k, 28672, 4096), 512, target).tile_tokens,
+      256u);
+}
+
+TEST(GemmChoice, what_cannot_be_is_an_error) {
+  const GemmSpec o = projection(QuantType::q4_k, 4096, 4096);
+  EXPECT_THROW(cuda::choose_gemm_tile(o, 4, cuda::target_traits("sm_90a")), Error);
+  cuda::TargetTraits tiny = cuda::target_traits("sm_90a");
+  tiny.shared_bytes_block = 1024;
+  EXPECT_THROW(cuda::choose_gemm_tile(o, 8, tiny), Error);
+  EXPECT_THROW(cuda::choose_gemm_tile(o, 256, tiny), Error);
+}
+
+}  // namespace
+}  // namespace quern::test
