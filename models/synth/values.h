@@ -26,8 +26,8 @@ uint64_t tensor_key(uint64_t seed, std::string_view name);
 inline constexpr uint64_t piece_alignment = 8;
 
 /// Writes the blocks of `tensor` from block `first` on (a multiple of piece_alignment) until `out`
-/// is full; `out` holds whole blocks. Codes are uniform bits; scales are the same in every block,
-/// of a size that makes the values' standard deviation about 1 / sqrt(row length), and finite.
+/// is full; `out` holds whole blocks. Codes are uniform bits. For the types that mixes use, scales
+/// are finite and of a size that makes the values' standard deviation about 1 / sqrt(row length).
 void fill_blocks(const SynthTensor& tensor, uint64_t key, uint64_t first, std::span<std::byte> out);
 
 }  // namespace quern::synth
