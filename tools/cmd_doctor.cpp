@@ -115,8 +115,6 @@ int doctor() {
   check_driver();
   check_nvrtc();
   check_cublas();
-  say("note", "gpu",
-      "plans and kernels for GPUs can be compiled; models run on the CPU in this build");
   return cpu_works ? 0 : static_cast<int>(ErrorKind::failed);
 }
 

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <variant>
 
+#include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
 #include "templates/spec/attention_launch.h"
 
@@ -13,6 +15,8 @@ namespace {
 using spec::LaunchShape;
 
 constexpr uint32_t threads_of_rows = 256;
+/// Of the 228 KiB that a multiprocessor of sm_90 has.
+constexpr uint32_t more_than_half_of_shared_bytes = 115 << 10;
 
 /// Finds the shape of each family; whatever has no overload of its own has no kernel.
 struct Shape {
@@ -30,7 +34,15 @@ struct Shape {
     constexpr uint32_t heads_of_a_block = threads_of_rows / 32;
     return per_row((s.n_head + 2 * s.n_head_kv + heads_of_a_block - 1) / heads_of_a_block);
   }
-  LaunchShape operator()(const spec::GemmSpec& s) const { return spec::launch_shape(s, rows); }
+  LaunchShape operator()(const spec::GemmSpec& s) const {
+    LaunchShape shape = spec::launch_shape(s, rows);
+    // A decode kernel that may begin early must not put two blocks on a multiprocessor that is
+    // still half taken: its slowest block is what the next launch waits for.
+    if (s.decoders > 0 && target_traits(plan.target.name).compute_capability >= 90) {
+      shape.shared_bytes = std::max(shape.shared_bytes, more_than_half_of_shared_bytes);
+    }
+    return shape;
+  }
   LaunchShape operator()(const spec::AttentionSpec& s) const {
     if (s.path == spec::AttentionPath::wave) {
       return spec::attention_wave_shape(s, rows, kv_capacity(plan.options.context));

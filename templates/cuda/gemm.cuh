@@ -16,11 +16,10 @@ struct Kernel {
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    ptx::let_next_launch_begin();
     if constexpr (decode) {
       run_decode(args, shared);
     } else {
-      ptx::wait_for_last_launch();
+      ptx::follow_last_launch();
       const u32 token0 = blockIdx.x * s.tile_tokens;
       if (token0 >= rows_of(args)) return;
       find_tile<0>(args, blockIdx.y, 0, token0, shared);
@@ -43,9 +42,10 @@ struct Kernel {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, local = warp / roles, role = warp % roles;
     uint4* x = reinterpret_cast<uint4*>(shared);
     unsigned char* memory = shared + slabs * 128 + local * spec::gemv_group_bytes(s);
-    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - s.decoders * 16;
+    constexpr u32 barrier_bytes = s.decoders * spec::gemv_barrier_bytes(s);
+    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - barrier_bytes;
     if constexpr (s.decoders > 0) {
-      if (role == 0 && lane < s.decoders * 2) ptx::mbarrier_init(barriers + lane * 8, 1);
+      for (u32 at = lane * 8; role == 0 && at < barrier_bytes; at += 256) ptx::mbarrier_init(barriers + at, 1);
     }
     const u32 group = blockIdx.x * s.tile_cells + local;
     find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32) {
@@ -54,7 +54,7 @@ struct Kernel {
     if constexpr (s.decoders > 0) __syncthreads();  // for the barriers
     // Warps that only decode read weights alone: they need not wait for the launch before.
     if (role == 0) {
-      ptx::wait_for_last_launch();
+      ptx::follow_last_launch();
       load_x(args, x, local * 32 + lane);
       ptx::named_barrier<1, multipliers>();
     }

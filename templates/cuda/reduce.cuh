@@ -15,12 +15,9 @@ __device__ __forceinline__ float warp_tree_sum(float v) {
   return v;
 }
 
-/// Sum of f(0) .. f(count - 1) by a block of 256 threads: 256 chains of the elements i, i + 256, ... ascending, then the tree over
-/// each 32 chains, then over the eight results. `shared` holds 8 floats.
-template <class F>
-__device__ __forceinline__ float block_sum_256(u32 count, float* shared, F f) {
-  float v = 0;
-  for (u32 i = threadIdx.x; i < count; i += 256) v = f(i, v);
+/// Sum over a block of 256 threads: the tree over each 32, then over the eight results. Every thread gets it. `shared` holds 8
+/// floats. With v the chain of the elements i, i + 256, ... ascending, the order is fixed by element index.
+__device__ __forceinline__ float block_tree_sum_256(float v, float* shared) {
   v = warp_tree_sum(v);
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
   __syncthreads();

@@ -135,7 +135,7 @@ TEST(NormMutants, fail_the_comparison) {
       {"static_cast<float>(s.width)), s.eps)", "static_cast<float>(s.width)), s.eps * 1e4f)"},
       {"__fdiv_rn(sum, static_cast<float>(s.width))",
        "__fdiv_rn(sum, static_cast<float>(s.width + 1))"},
-      {"fmaf(x[i], x[i], v)", "fmaf(x[i], x[0], v)"}};
+      {"fmaf(value, value, squares)", "fmaf(value, values[0], squares)"}};
   for (const auto& [from, to] : changes) {
     Kernel kernel(compile_mutant(norm_spec(width, true), "templates/cuda/norm.cuh", from, to),
                   {.threads = 256});

@@ -18,9 +18,11 @@ __device__ __forceinline__ void wait_for_last_launch() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/// In this order, so that no launch runs further ahead than one: blocks of the next then spread over multiprocessors that this
+/// one leaves free, not over those that happen to be idle now.
 __device__ __forceinline__ void follow_last_launch() {
-  let_next_launch_begin();
   wait_for_last_launch();
+  let_next_launch_begin();
 }
 
 }  // namespace quern::ptx
