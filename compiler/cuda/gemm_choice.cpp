@@ -62,8 +62,8 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
   const bool few = share <= 3;
   s.tile_tokens = 8;
   s.tile_cells = ceil_div(share, ceil_div(share, most_groups));
-  // Three leave room on a multiprocessor for the next launch's blocks beside those of the last one.
-  s.decoders = few ? (share <= 2 ? 3 : 4) : share <= 5 ? 2 : 0;
+  // Three decoders leave room on a multiprocessor for the next launch's blocks beside the last's.
+  s.decoders = few ? 3 : share <= 5 ? 2 : 0;
   s.stages = s.decoders > 0 ? 2 : 3;
   for (uint32_t i = 0; i < s.n_segments; ++i) {
     // Cells of 64 K are small: more of them in flight.

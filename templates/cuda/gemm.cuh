@@ -42,10 +42,9 @@ struct Kernel {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, local = warp / roles, role = warp % roles;
     uint4* x = reinterpret_cast<uint4*>(shared);
     unsigned char* memory = shared + slabs * 128 + local * spec::gemv_group_bytes(s);
-    constexpr u32 barrier_bytes = s.decoders * spec::gemv_barrier_bytes(s);
-    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - barrier_bytes;
+    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - s.decoders * 16;
     if constexpr (s.decoders > 0) {
-      for (u32 at = lane * 8; role == 0 && at < barrier_bytes; at += 256) ptx::mbarrier_init(barriers + at, 1);
+      if (role == 0 && lane < s.decoders * 2) ptx::mbarrier_init(barriers + lane * 8, 1);
     }
     const u32 group = blockIdx.x * s.tile_cells + local;
     find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32) {

@@ -62,16 +62,6 @@ constexpr u32 gemm_tile_shared_bytes(const GemmSpec& s) {
   return s.stages * s.tile_tokens * 128 + weights;
 }
 
-/// Barriers of a decoder's ring: full and empty, eight bytes each, for each plane of 64 K of a cell.
-constexpr u32 gemv_barrier_bytes(const GemmSpec& s) {
-  u32 planes = 0;
-  for (u32 i = 0; i < s.n_segments; ++i) {
-    const u32 of_cell = gpu_cell_k(s.segments[i].type) / 64;
-    planes = of_cell > planes ? of_cell : planes;
-  }
-  return planes * 16;
-}
-
 /// Decode: x of one token, then each row group's rings (and fragments and barriers where decoding
 /// is apart).
 constexpr u32 gemv_group_bytes(const GemmSpec& s) {
@@ -83,7 +73,7 @@ constexpr u32 gemv_group_bytes(const GemmSpec& s) {
     fragments = f16_bytes > fragments ? f16_bytes : fragments;
   }
   const u32 rings = s.decoders == 0 ? 1 : s.decoders;
-  return rings * (s.stages * cell + (s.decoders == 0 ? 0 : fragments + gemv_barrier_bytes(s)));
+  return rings * (s.stages * cell + (s.decoders == 0 ? 0 : fragments + 16));
 }
 constexpr u32 gemv_shared_bytes(const GemmSpec& s) {
   return (s.k + 63) / 64 * 128 + s.tile_cells * gemv_group_bytes(s);

@@ -165,33 +165,34 @@ struct GemmVector {
   /// Whether a slab of a cell is one of x: all are where K is whole cells.
   static __device__ __forceinline__ bool inside(u32 slab) { return slabs % planes == 0 || slab < slabs; }
 
-  /// Barriers of ring r: of each plane full, and 8 beyond it empty.
-  static __device__ __forceinline__ u32 full_barrier(u32 barriers, u32 ring, u32 plane) {
-    return barriers + ring * spec::gemv_barrier_bytes(s) + plane * 16;
-  }
+  /// Barriers of ring r: full at 16 r, empty at 16 r + 8.
   static __device__ __forceinline__ void decode_cells(const KernelArgs& args, u32 group, u32 index, u32 lane,
                                                       unsigned char* memory, unsigned char* fragments, u32 barriers) {
     Ring ring = filled_ring(args, group, index, lane, memory);
     typename C::Scales scales;
     uint4* out = reinterpret_cast<uint4*>(fragments + index * fragment_bytes) + lane;
+    const u32 full = barriers + index * 16, empty = full + 8;
     u32 phase = 1;
     for (u32 cell = index; cell < cells; cell += rings) {
       const unsigned char* data = ring.wait();
       ring.issue(lane);
       scales.load(data, lane, args.weight_scale);
-#pragma unroll
-      for (u32 p = 0; p < planes; ++p) {
-        Fragments a;
-        decode_plane<type>(data, scales, p, lane, args.weight_scale, a);
-        const u32 full = full_barrier(barriers, index, p);
-        ptx::mbarrier_wait(full + 8, phase);
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(full);
-      }
+      write_cell(args, data, scales, lane, out, empty, phase);
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(full);
       ring.release();
       phase ^= 1;
+    }
+  }
+  static __device__ __forceinline__ void write_cell(const KernelArgs& args, const unsigned char* data,
+                                                    const typename C::Scales& scales, u32 lane, uint4* out, u32 empty, u32 phase) {
+#pragma unroll
+    for (u32 p = 0; p < planes; ++p) {
+      Fragments a;
+      decode_plane<type>(data, scales, p, lane, args.weight_scale, a);
+      if (p == 0) ptx::mbarrier_wait(empty, phase);
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
     }
   }
 
@@ -211,7 +212,7 @@ struct GemmVector {
       }
       xf.load(args, x_shared, slab, lane, n_tokens);
     };
-    ptx::mbarrier_wait(full_barrier(barriers, 0, 0), 0);
+    ptx::mbarrier_wait(barriers, 0);
     fetch(0, a[0], x[0]);
     for (u32 cell = 0; cell < cells; ++cell) {
 #pragma unroll
@@ -220,15 +221,16 @@ struct GemmVector {
         if constexpr (planes == 1) {
           if (inside(slab)) chain(c, a[0], x[0]);
         }
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(full_barrier(barriers, index, p) + 8);
         if (p + 1 < planes) {
-          ptx::mbarrier_wait(full_barrier(barriers, index, p + 1), phase);
           if (inside(slab + 1)) fetch(slab + 1, a[then], x[then]);
-        } else if (cell + 1 < cells) {
-          if (++index == rings) index = 0, phase ^= 1;
-          ptx::mbarrier_wait(full_barrier(barriers, index, 0), phase);
-          fetch(slab + 1, a[then], x[then]);
+        } else {
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(barriers + index * 16 + 8);
+          if (cell + 1 < cells) {
+            if (++index == rings) index = 0, phase ^= 1;
+            ptx::mbarrier_wait(barriers + index * 16, phase);
+            fetch(slab + 1, a[then], x[then]);
+          }
         }
         if constexpr (planes != 1) {
           if (inside(slab)) chain(c, a[now], x[now]);
