@@ -3,6 +3,9 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 
@@ -13,6 +16,9 @@ namespace {
 
 constexpr int out_of_memory = 2;
 constexpr int no_device = 100;
+// After these the context answers every call with them: illegal address, launch timeout, assert,
+// hardware stack, illegal instruction, misaligned address, address space, program counter, launch.
+constexpr std::array lost_context = {700, 702, 710, 714, 715, 716, 717, 718, 719};
 constexpr std::string_view no_driver_remedy = "install NVIDIA's driver, or use --device cpu";
 
 template <class F>
@@ -59,12 +65,26 @@ void bind_execution(void* library, Driver& d) {
   bind(library, "cuGraphDestroy", d.cuGraphDestroy);
 }
 
-Driver load() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
+/// The library that the user names, and no other then; else the machine's own.
+void* open_library() {
+  const char* given = std::getenv("QUERN_CUDA_DRIVER");
+  if (given == nullptr || *given == '\0') {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return library;
     throw Error(ErrorKind::failed, "CUDA driver", "libcuda.so.1 was not found on this machine",
                 no_driver_remedy);
   }
+  void* library = dlopen(given, RTLD_NOW | RTLD_LOCAL);
+  if (library != nullptr) return library;
+  const char* why = dlerror();
+  throw Error(
+      ErrorKind::failed, "CUDA driver",
+      fmt::format("QUERN_CUDA_DRIVER={} cannot be loaded ({})", given, why == nullptr ? "?" : why),
+      "unset it for the machine's own driver, or use --device cpu");
+}
+
+Driver load() {
+  void* library = open_library();
   Driver d{};
   bind(library, "cuInit", d.cuInit);
   bind(library, "cuDriverGetVersion", d.cuDriverGetVersion);
@@ -139,7 +159,10 @@ void check(Result result, std::string_view thing) {
     throw Error(ErrorKind::does_not_fit, thing, reason,
                 "use a smaller --ctx, --chunk or --kv type, or free device memory");
   }
-  throw Error(ErrorKind::failed, thing, reason);
+  const bool lost =
+      std::find(lost_context.begin(), lost_context.end(), result) != lost_context.end();
+  throw Error(ErrorKind::failed, thing, reason,
+              lost ? "load the model again, or use --device cpu" : "");
 }
 
 }  // namespace quern::cuda

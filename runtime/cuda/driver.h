@@ -9,7 +9,8 @@
 namespace quern::cuda {
 
 // The CUDA driver API as its documentation gives it, declared here because no CUDA header may be
-// needed, and loaded from libcuda.so.1 when it is first used.
+// needed, and loaded from libcuda.so.1, or the file that QUERN_CUDA_DRIVER names, when it is first
+// used.
 using Result = int;
 using DeviceHandle = int;
 using DevicePointer = unsigned long long;
