@@ -10,7 +10,7 @@
 namespace quern::fake_cuda {
 namespace {
 
-using cuda::Event;
+using Event = cuda::EventTag*;
 using cuda::Function;
 using cuda::Module;
 using cuda::Stream;
