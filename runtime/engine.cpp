@@ -4,10 +4,10 @@
 
 #include <chrono>
 
+#include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
 #include "models/error.h"
 #include "runtime/engine_impl.h"
-#include "runtime/kernels.h"
 #include "runtime/state_image.h"
 
 namespace quern {
@@ -24,11 +24,7 @@ void check_fingerprint(const gguf::File& file, const Plan& plan) {
       "give the model that the plan was compiled from, or compile a plan for this one");
 }
 
-void check_target(const Target& target) {
-  if (target.kind != "cpu") {
-    throw Error(ErrorKind::failed, fmt::format("target {} {}", target.kind, target.name),
-                "this build runs plans for the CPU alone", "compile with --target native");
-  }
+void check_cpu_target(const Target& target) {
   std::string missing;
   if (!cpu::can_run(target, &missing)) {
     throw Error(ErrorKind::failed, fmt::format("target {}", target.name),
@@ -45,18 +41,15 @@ Engine::~Engine() = default;
 std::shared_ptr<Engine> Engine::load(gguf::File file, Plan plan, KernelStore& store,
                                      const KernelCompiler& compile, const EngineOptions& options) {
   check_fingerprint(file, plan);
-  check_target(plan.target);
-  auto impl = std::make_unique<Impl>(std::move(file), std::move(plan), options.threads);
-  impl->kernels = load_kernels(impl->plan, store, compile, impl->pool.size(), options.progress,
-                               impl->loader, impl->stats);
+  const bool gpu = is_cuda(plan.target);
+  if (!gpu) check_cpu_target(plan.target);
+  auto impl = std::make_unique<Impl>(std::move(file), std::move(plan));
   const auto start = std::chrono::steady_clock::now();
-  impl->weights = std::make_unique<Weights>(impl->file, impl->plan, impl->kernels, impl->pool,
-                                            options.progress);
-  impl->executor =
-      std::make_unique<Executor>(impl->plan, impl->kernels, *impl->weights, impl->pool);
-  impl->stats.weights_ms =
+  impl->backend = (gpu ? load_gpu_backend : load_cpu_backend)(impl->file, impl->plan, store,
+                                                              compile, options, impl->stats);
+  const auto total =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  impl->stats.weight_bytes = impl->weights->bytes();
+  impl->stats.weights_ms = total - impl->stats.compile_ms - impl->stats.load_kernels_ms;
   impl->state_fingerprint = state_fingerprint(impl->plan);
   return std::shared_ptr<Engine>(new Engine(std::move(impl)));
 }
@@ -70,8 +63,11 @@ const gguf::File& Engine::file() const {
 const LoadStats& Engine::load_stats() const {
   return impl_->stats;
 }
+std::vector<std::pair<std::string, uint64_t>> Engine::saturated() const {
+  return impl_->backend->saturated();
+}
 uint32_t Engine::threads() const {
-  return impl_->pool.size();
+  return impl_->backend->threads();
 }
 
 }  // namespace quern

@@ -20,6 +20,7 @@ using Progress = std::function<void(std::string_view stage, uint64_t done, uint6
 
 struct EngineOptions {
   uint32_t threads = 0;  ///< 0: one for each CPU that this process may run on.
+  int device = 0;        ///< Which GPU, for plans of one.
   Progress progress;
 };
 
@@ -47,6 +48,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const gguf::File& file() const;
   const LoadStats& load_stats() const;
   uint32_t threads() const;
+  /// GPU: steps whose values did not fit f16 and were clamped, with how many, since loading.
+  std::vector<std::pair<std::string, uint64_t>> saturated() const;
   std::unique_ptr<Session> new_session();
 
  private:

@@ -7,12 +7,8 @@
 #include <variant>
 
 #include "compiler/cpu/cpu_compiler.h"
-#include "models/error.h"
-#include "runtime/test_hooks.h"
 
 namespace quern {
-
-std::atomic<int64_t> fail_at_launch{-1};
 
 namespace {
 
@@ -85,7 +81,6 @@ void Executor::add_launch(const Step& step) {
 
 BoundSteps Executor::bind(std::byte* state, float* logits) const {
   BoundSteps bound;
-  bound.launches.assign(names_.size(), 0);
   const auto address = [&](const BufferRef& ref) -> void* {
     switch (ref.kind) {
       case BufferKind::none:
@@ -152,33 +147,21 @@ void Executor::work(const BoundSteps& steps, const Chunk& chunk, size_t n_steps,
   }
 }
 
-size_t Executor::steps_before_failure() {
-  const int64_t at = fail_at_launch.load(std::memory_order_relaxed);
-  if (at < 0) return launches_.size();
-  const auto n = static_cast<int64_t>(launches_.size());
-  fail_at_launch.store(at < n ? -1 : at - n, std::memory_order_relaxed);
-  return static_cast<size_t>(std::min(at, n));
-}
-
-void Executor::run(BoundSteps& steps, const Chunk& chunk) {
+void Executor::run(const BoundSteps& steps, const Chunk& chunk, std::vector<uint32_t>& launches) {
   const std::lock_guard lock(mutex_);
   std::copy(chunk.tokens.begin(), chunk.tokens.end(), tokens_.begin());
   std::copy(chunk.outputs.begin(), chunk.outputs.end(), outputs_.begin());
   std::fill(counters_.begin(), counters_.end(), Counter{});
-  const size_t n_steps = steps_before_failure();
+  const size_t n_steps = steps_before_failure(launches_.size());
   pool_.run([&](uint32_t worker) { work(steps, chunk, n_steps, worker); });
   for (size_t i = 0; i < n_steps; ++i) {
     const Launch& launch = launches_[i];
     const size_t rows =
         launch.rows == StepRows::tokens ? chunk.tokens.size() : chunk.outputs.size();
     if (rows == 0) continue;
-    ++steps.launches[rows <= launch.few_tokens ? launch.name_few : launch.name_many];
+    ++launches[rows <= launch.few_tokens ? launch.name_few : launch.name_many];
   }
-  if (n_steps < launches_.size()) {
-    throw Error(ErrorKind::failed,
-                fmt::format("launch {} ({})", n_steps, plan_.steps[n_steps].name),
-                "a test made it fail");
-  }
+  if (n_steps < launches_.size()) fail_at_step(plan_, n_steps);
 }
 
 }  // namespace quern

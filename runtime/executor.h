@@ -9,25 +9,18 @@
 
 #include "compiler/cpu/cpu_loader.h"
 #include "compiler/plan.h"
+#include "runtime/backend.h"
 #include "runtime/cpu/thread_pool.h"
 #include "runtime/memory.h"
 #include "runtime/weights.h"
 
 namespace quern {
 
-/// One chunk of one sequence.
-struct Chunk {
-  std::span<const int32_t> tokens;
-  std::span<const int32_t> outputs;  ///< Rows within the chunk whose logits are wanted, ascending.
-  uint32_t start_position = 0;
-};
-
 /// A plan's steps with every buffer resolved to an address: made once a session, so that a launch
 /// only sets two numbers.
 struct BoundSteps {
-  std::vector<void*> pointers;     ///< Of all steps, one after the other.
-  std::vector<size_t> first;       ///< Where a step's pointers begin.
-  std::vector<uint32_t> launches;  ///< Launch counts by Executor::launch_names() index.
+  std::vector<void*> pointers;  ///< Of all steps, one after the other.
+  std::vector<size_t> first;    ///< Where a step's pointers begin.
 };
 
 /// Runs plans' steps on the pool. Holds what sessions share because they take turns: activations,
@@ -41,11 +34,12 @@ class Executor {
   /// `state` and `logits` are the session's own memory.
   BoundSteps bind(std::byte* state, float* logits) const;
 
-  /// Runs all steps for a chunk of at most the plan's size. Throws Error (`failed`) where a test's
-  /// hook says so; nothing else can fail. Sessions of several threads take turns.
-  void run(BoundSteps& steps, const Chunk& chunk);
+  /// Runs all steps for a chunk of at most the plan's size and adds to `launches`, which counts by
+  /// launch_names() index. Throws Error (`failed`) where a test's hook says so; nothing else can
+  /// fail. Sessions of several threads take turns.
+  void run(const BoundSteps& steps, const Chunk& chunk, std::vector<uint32_t>& launches);
 
-  /// What BoundSteps::launches counts: "gemm gemv", "gemm tiled", "attention flash", "norm" …
+  /// "gemm gemv", "gemm tiled", "attention flash", "norm" …
   const std::vector<std::string>& launch_names() const { return names_; }
 
  private:
@@ -65,8 +59,6 @@ class Executor {
   uint32_t name_index(const std::string& name);
   void work(const BoundSteps& steps, const Chunk& chunk, size_t n_steps, uint32_t worker);
   void fill_rope_rows(const Chunk& chunk, uint32_t worker);
-  /// How many steps may run before the hook's failure; all of them in normal life.
-  size_t steps_before_failure();
 
   const Plan& plan_;
   const std::vector<cpu::KernelFunction>& kernels_;

@@ -10,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-#include "compiler/cpu/cpu_compiler.h"
+#include "compiler/compile_kernel.h"
 #include "models/error.h"
 
 namespace quern {
@@ -61,10 +61,9 @@ void in_parallel(size_t n, uint32_t threads, Job&& job) {
 
 }  // namespace
 
-std::vector<cpu::KernelFunction> load_kernels(const Plan& plan, KernelStore& store,
-                                              const KernelCompiler& compile, uint32_t threads,
-                                              const Progress& progress, cpu::KernelLoader& loader,
-                                              LoadStats& stats) {
+std::vector<CompiledKernel> fetch_kernels(const Plan& plan, KernelStore& store,
+                                          const KernelCompiler& compile, uint32_t threads,
+                                          const Progress& progress, LoadStats& stats) {
   const auto start = Clock::now();
   const uint64_t compiled_before = store.stats().compiled;
   std::vector<CompiledKernel> kernels(plan.kernels.size());
@@ -76,14 +75,14 @@ std::vector<cpu::KernelFunction> load_kernels(const Plan& plan, KernelStore& sto
       missing.push_back(i);
     }
   }
-  const double look_up_ms = milliseconds_since(start);
+  stats.load_kernels_ms = milliseconds_since(start);
 
   const auto compile_start = Clock::now();
   std::mutex progress_mutex;
   uint64_t done = 0;
   in_parallel(missing.size(), threads, [&](size_t i) {
     const PlanKernel& wanted = plan.kernels[missing[i]];
-    const KernelKey key = cpu::kernel_key(wanted.spec, plan.target);
+    const KernelKey key = kernel_key(wanted.spec, plan.target);
     kernels[missing[i]] = store.get(key, wanted.spec, plan.target, compile);
     if (!wanted.key_digest.empty() && wanted.key_digest != key.digest()) {
       spdlog::debug("kernel {} has another key than in the plan: made by another build",
@@ -94,15 +93,9 @@ std::vector<cpu::KernelFunction> load_kernels(const Plan& plan, KernelStore& sto
     if (progress) progress("compile", done, missing.size());
   });
   if (!missing.empty()) stats.compile_ms = milliseconds_since(compile_start);
-
-  const auto link_start = Clock::now();
-  std::vector<cpu::KernelFunction> functions;
-  functions.reserve(kernels.size());
-  for (const CompiledKernel& kernel : kernels) functions.push_back(loader.load(kernel));
-  stats.load_kernels_ms = look_up_ms + milliseconds_since(link_start);
   stats.kernels_compiled = static_cast<uint32_t>(store.stats().compiled - compiled_before);
   stats.kernels_loaded = static_cast<uint32_t>(kernels.size()) - stats.kernels_compiled;
-  return functions;
+  return kernels;
 }
 
 }  // namespace quern

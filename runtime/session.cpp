@@ -22,9 +22,7 @@ struct Session::Impl {
   void collect_launches();
 
   std::shared_ptr<Engine> engine;
-  ZeroedMemory state;
-  ZeroedMemory logits;
-  BoundSteps steps;
+  std::unique_ptr<SessionMemory> memory;
   uint32_t position = 0;
   bool failed = false;
   std::string failure;
@@ -32,13 +30,8 @@ struct Session::Impl {
   Progress progress;
 };
 
-Session::Impl::Impl(std::shared_ptr<Engine> owner) : engine(std::move(owner)) {
-  const uint64_t logits_bytes = uint64_t{plan().max_outputs} * plan().vocabulary * sizeof(float);
-  require_memory(plan().state_bytes + logits_bytes, "state of the session");
-  state = ZeroedMemory(plan().state_bytes, "state of the session");
-  logits = ZeroedMemory(logits_bytes, "logits of the session");
-  steps = engine->impl_->executor->bind(state.data(), reinterpret_cast<float*>(logits.data()));
-}
+Session::Impl::Impl(std::shared_ptr<Engine> owner)
+    : engine(std::move(owner)), memory(engine->impl_->backend->new_session()) {}
 
 void Session::Impl::require_sound() const {
   if (!failed) return;
@@ -82,9 +75,10 @@ void Session::Impl::check_rows(std::span<const uint32_t> rows, size_t n_tokens) 
 
 void Session::Impl::collect_launches() {
   launches.clear();
-  const auto& names = engine->impl_->executor->launch_names();
+  const auto& names = engine->impl_->backend->launch_names();
+  const std::vector<uint32_t>& counts = memory->launches();
   for (size_t i = 0; i < names.size(); ++i) {
-    if (steps.launches[i] > 0) launches.emplace_back(names[i], steps.launches[i]);
+    if (counts[i] > 0) launches.emplace_back(names[i], counts[i]);
   }
   std::sort(launches.begin(), launches.end());
 }
@@ -93,7 +87,7 @@ void Session::Impl::run(
     std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
     const std::function<void(uint32_t row, std::span<const float> logits)>& on_row) {
   const uint32_t size = chunk == 0 ? plan().options.chunk : std::min(chunk, plan().options.chunk);
-  std::fill(steps.launches.begin(), steps.launches.end(), 0);
+  memory->forget_launches();
   std::vector<int32_t> outputs;
   size_t row = 0;
   bool cut = false;
@@ -108,11 +102,11 @@ void Session::Impl::run(
     for (size_t r = row; r < rows.size() && rows[r] < end; ++r) {
       outputs.push_back(static_cast<int32_t>(rows[r] - begin));
     }
-    engine->impl_->executor->run(steps, {.tokens = tokens.subspan(begin, end - begin),
-                                         .outputs = outputs,
-                                         .start_position = position});
+    memory->run({.tokens = tokens.subspan(begin, end - begin),
+                 .outputs = outputs,
+                 .start_position = position});
     position += static_cast<uint32_t>(end - begin);
-    const auto* values = reinterpret_cast<const float*>(logits.data());
+    const float* values = memory->logits();
     for (size_t i = 0; i < outputs.size(); ++i, ++row) {
       on_row(rows[row], std::span(values + i * plan().vocabulary, plan().vocabulary));
     }
@@ -181,7 +175,7 @@ std::vector<float> Session::feed(std::span<const TokenId> tokens, uint32_t start
 }
 
 void Session::reset() {
-  impl_->state.clear();
+  impl_->memory->clear();
   impl_->position = 0;
   impl_->failed = false;
   impl_->failure.clear();
@@ -190,25 +184,26 @@ void Session::reset() {
 std::unique_ptr<Session> Session::branch() const {
   impl_->require_sound();
   auto other = impl_->engine->new_session();
-  copy_nonzero(impl_->state.bytes(), other->impl_->state.bytes());
+  other->impl_->memory->copy_from(*impl_->memory);
   other->impl_->position = impl_->position;
   return other;
 }
 
 std::vector<std::byte> Session::save() const {
   impl_->require_sound();
-  return encode_state(impl_->state.bytes(), impl_->engine->impl_->state_fingerprint,
-                      impl_->position);
+  return impl_->memory->save(impl_->engine->impl_->state_fingerprint, impl_->position);
 }
 
 void Session::restore(std::span<const std::byte> image) {
   impl_->require_sound();
-  const StateImage decoded =
-      decode_state(image, impl_->engine->impl_->state_fingerprint, impl_->state.size(), capacity());
-  impl_->state.clear();
-  for (const StateImage::Run& run : decoded.runs) {
-    std::copy(run.bytes.begin(), run.bytes.end(),
-              impl_->state.data() + static_cast<ptrdiff_t>(run.offset));
+  const StateImage decoded = decode_state(image, impl_->engine->impl_->state_fingerprint,
+                                          impl_->plan().state_bytes, capacity());
+  try {
+    impl_->memory->restore(decoded);
+  } catch (const std::exception& error) {
+    impl_->failed = true;
+    impl_->failure = error.what();
+    throw;
   }
   impl_->position = decoded.position;
 }

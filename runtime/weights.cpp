@@ -2,14 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-#include <limits>
-#include <variant>
-
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/spec_names.h"
-#include "models/error.h"
+#include "runtime/weight_binding.h"
 
 namespace quern {
 namespace {
@@ -20,64 +15,9 @@ uint64_t aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-[[noreturn]] void mismatch(const WeightSlice& slice, std::string_view reason) {
-  throw Error(ErrorKind::bad_model, fmt::format("tensor {}", slice.tensor), reason,
-              "compile a plan for this file");
-}
-
-const gguf::Tensor& find_tensor(const gguf::File& file, const WeightSlice& slice) {
-  const gguf::Tensor* tensor = file.find(slice.tensor);
-  if (tensor == nullptr) mismatch(slice, "the plan reads it and the file does not have it");
-  return *tensor;
-}
-
-/// A vector may be a part of a longer one: a fused projection's bias.
-void check_vector(const gguf::Tensor& tensor, const WeightSlice& slice) {
-  if (slice.offset > tensor.elements() || slice.rows > tensor.elements() - slice.offset) {
-    mismatch(slice, fmt::format("it has {} values, the plan wants {} from {} on", tensor.elements(),
-                                slice.rows, slice.offset));
-  }
-}
-
-/// That every row which a kernel will read lies inside the tensor.
-void check_matrix(const gguf::Tensor& tensor, const WeightSlice& slice) {
-  if (tensor.type != slice.type) {
-    mismatch(slice, fmt::format("its type is {}, the plan wants {}", quant_traits(tensor.type).name,
-                                quant_traits(slice.type).name));
-  }
-  if (tensor.row_length() != slice.k || slice.experts == 0 || tensor.rows() % slice.experts != 0 ||
-      tensor.rows() / slice.experts != slice.tensor_rows) {
-    mismatch(slice, fmt::format("it has {} rows of {}, the plan wants {} x {} of {}", tensor.rows(),
-                                tensor.row_length(), slice.experts, slice.tensor_rows, slice.k));
-  }
-  constexpr uint64_t limit = std::numeric_limits<uint32_t>::max();
-  if (slice.rows == 0 || slice.block == 0 || slice.rows > limit || slice.offset > limit ||
-      slice.stride > limit || slice.block > limit) {
-    mismatch(slice, "the plan's slice of it is out of range");
-  }
-  const auto source = [&slice](uint64_t row) {
-    return slice.offset + row / slice.block * slice.stride + row % slice.block;
-  };
-  // The furthest is the last row, or the last one of the last whole block.
-  uint64_t last_row = source(slice.rows - 1);
-  if (slice.rows >= slice.block) {
-    last_row = std::max(last_row, source(slice.rows / slice.block * slice.block - 1));
-  }
-  if (last_row >= slice.tensor_rows) {
-    mismatch(slice, fmt::format("the plan reads row {} of {}", last_row, slice.tensor_rows));
-  }
-}
-
 bool in_place(const gguf::Tensor& tensor) {
   return tensor.type == QuantType::f32 &&
          reinterpret_cast<uintptr_t>(tensor.data.data()) % alignof(float) == 0;
-}
-
-/// A part of a vector as f32.
-void copy_vector(const gguf::Tensor& tensor, const WeightSlice& slice, std::byte* out) {
-  std::vector<float> whole(tensor.elements());
-  decode_row(tensor.type, tensor.data.data(), whole.data(), whole.size());
-  std::memcpy(out, whole.data() + slice.offset, slice.rows * sizeof(float));
 }
 
 uint64_t packed_slice_bytes(const WeightSlice& slice) {
@@ -95,28 +35,6 @@ uint64_t memory_bytes(const WeightBinding& binding, const gguf::Tensor& tensor) 
       return in_place(tensor) ? 0 : binding.slice.rows * sizeof(float);
   }
   return 0;
-}
-
-void check_binding(const WeightBinding& binding, const gguf::Tensor& tensor, const Plan& plan) {
-  const WeightSlice& slice = binding.slice;
-  if (binding.form == WeightForm::vector) {
-    check_vector(tensor, slice);
-    return;
-  }
-  check_matrix(tensor, slice);
-  if (binding.form == WeightForm::raw) {
-    // A kernel reads it as it lies: consecutive rows.
-    if (slice.rows > slice.block && slice.stride != slice.block)
-      mismatch(slice, "the plan reads scattered rows in place");
-    return;
-  }
-  const auto* repack =
-      binding.repack_kernel < plan.kernels.size()
-          ? std::get_if<spec::RepackSpec>(&plan.kernels[binding.repack_kernel].spec)
-          : nullptr;
-  if (repack == nullptr || repack->k != slice.k || from_spec(repack->type) != slice.type) {
-    mismatch(slice, "the plan's repack kernel is not for it");
-  }
 }
 
 /// Repacks one binding, every expert's matrix alike, by all workers.
@@ -156,7 +74,7 @@ Weights::Weights(const gguf::File& file, const Plan& plan,
   uint64_t total = 0;
   for (const WeightBinding& binding : plan.weights) {
     const gguf::Tensor& tensor = find_tensor(file, binding.slice);
-    check_binding(binding, tensor, plan);
+    check_binding(binding, file, plan);
     total += aligned(memory_bytes(binding, tensor));
   }
   const std::string what = fmt::format("weights of {}", file.name());

@@ -7,6 +7,7 @@
 
 #include "models/error.h"
 #include "models/model.h"
+#include "tools/device_choice.h"
 #include "tools/output.h"
 #include "tools/plan_kernels.h"
 

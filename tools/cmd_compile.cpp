@@ -17,6 +17,7 @@
 #include "tools/bundle.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/device_choice.h"
 #include "tools/output.h"
 #include "tools/plan_kernels.h"
 

@@ -13,6 +13,7 @@
 #include "models/model.h"
 #include "tools/commands.h"
 #include "tools/common.h"
+#include "tools/device_choice.h"
 #include "tools/output.h"
 
 namespace quern::tools {

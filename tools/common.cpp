@@ -14,11 +14,10 @@
 
 #include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
-#include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
 #include "models/model.h"
-#include "runtime/cuda/device.h"
 #include "tools/bundle.h"
+#include "tools/device_choice.h"
 
 namespace quern::tools {
 namespace {
@@ -126,22 +125,6 @@ void add_source_flags(CLI::App& app, SourceFlags& flags) {
       ->type_name("DIGEST");
 }
 
-Target target_of_device(std::string_view device) {
-  if (device == "auto") return cpu::resolve_target("native");
-  if (device == "cuda" || device.starts_with("cuda:")) {
-    int index = 0;
-    const std::string_view number = device.substr(std::min<size_t>(device.size(), 5));
-    const auto [stop, code] = std::from_chars(number.begin(), number.end(), index);
-    if (!number.empty() && (code != std::errc{} || stop != number.end())) {
-      throw Error(ErrorKind::usage, device, "is no device", "use auto, cpu or cuda[:I]");
-    }
-    const uint32_t capability = cuda::Device::open(index)->compute_capability();
-    return cuda::make_target(cuda::target_for_device(capability).name);
-  }
-  if (device.starts_with("sm_")) return cuda::make_target(device);
-  return cpu::resolve_target(device);
-}
-
 KernelStore::Options store_options(std::string_view mode,
                                    const std::optional<std::filesystem::path>& bundle) {
   KernelStore::Options options;
@@ -159,13 +142,6 @@ KernelCompiler kernel_compiler(bool strict) {
 
 namespace {
 
-/// GPU plans can be made, compiled and looked at; this build runs models on the CPU.
-void require_runnable(const Target& target) {
-  if (target.kind == "cpu") return;
-  throw Error(ErrorKind::failed, target.name, "this build runs models on the CPU alone",
-              "use --device cpu");
-}
-
 PreparedModel prepare_from_plan(const SourceFlags& flags) {
   if (flags.model_file.empty()) {
     throw Error(ErrorKind::usage, flags.source, "is a plan and needs its model",
@@ -181,9 +157,8 @@ PreparedModel prepare_from_plan(const SourceFlags& flags) {
     plan_path = (std::filesystem::path(flags.source) / "plan.json").string();
   }
   Plan plan = plan_from_json(read_file(plan_path), plan_path);
-  require_runnable(plan.target);
   std::string missing;
-  if (!cpu::can_run(plan.target, &missing)) {
+  if (!is_cuda(plan.target) && !cpu::can_run(plan.target, &missing)) {
     throw Error(
         ErrorKind::failed, flags.source,
         fmt::format("was compiled for {}, and this CPU lacks {}", plan.target.name, missing),
@@ -211,8 +186,9 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
   }
   PlanOptions options = flags.plan.options();
   options.all_logits = all_logits;
-  const Target target = target_of_device(options.device);
-  require_runnable(target);
+  const bool choose = options.device == "auto";
+  std::optional<Target> target;
+  if (!choose) target = target_of_device(options.device);
   const auto start = Clock::now();
   gguf::File file = gguf::File::open(flags.source);
   const ModelGraph graph = build_graph(file);
@@ -221,7 +197,8 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
     options.context = std::min(min_context, graph.context_length);
   }
   const auto plan_start = Clock::now();
-  Plan plan = make_plan(graph, options, target);
+  if (choose) target = choose_target(graph, options);
+  Plan plan = make_plan(graph, options, *target);
   return {std::move(file), std::move(plan), std::nullopt, open_ms, milliseconds_since(plan_start)};
 }
 
@@ -239,6 +216,7 @@ LoadedModel load_model(PreparedModel prepared, const SourceFlags& flags) {
   KernelStore store(store_options(flags.plan.store, prepared.bundle));
   EngineOptions options;
   options.threads = flags.threads;
+  options.device = device_index(prepared.plan.options.device);
   options.progress = terminal_progress();
   const auto start = Clock::now();
   LoadedModel loaded;

@@ -73,10 +73,6 @@ struct PreparedModel {
 /// the caller is going to feed; `all_logits` plans for logits of every row.
 PreparedModel prepare_model(const SourceFlags& flags, bool all_logits, uint32_t min_context = 0);
 
-/// What a name of --device or --target stands for: a GPU's target where one is named. Throws Error
-/// where there is no such device or target.
-Target target_of_device(std::string_view device);
-
 /// The store of this user with `mode`, and a bundle's kernels in front of it.
 KernelStore::Options store_options(std::string_view mode,
                                    const std::optional<std::filesystem::path>& bundle);

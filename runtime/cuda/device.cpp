@@ -12,6 +12,9 @@ constexpr int attribute_multiprocessors = 16;
 constexpr int attribute_major = 75;
 constexpr int attribute_minor = 76;
 constexpr int function_attribute_dynamic_shared = 8;
+// CUevent_flags and CUstreamCaptureMode.
+constexpr unsigned event_without_timing = 2;
+constexpr int capture_of_this_thread = 1;
 
 }  // namespace
 
@@ -115,6 +118,55 @@ void StreamQueue::copy_on_device(DevicePointer to, DevicePointer from, uint64_t 
 
 void StreamQueue::fill(DevicePointer to, unsigned char value, uint64_t bytes) const {
   check(Driver::get().cuMemsetD8Async(to, value, bytes, stream_), "fill of device memory");
+}
+
+Event::Event(const std::shared_ptr<Device>& device) : device_(device) {
+  device_->use();
+  check(Driver::get().cuEventCreate(&event_, event_without_timing), device_->name());
+}
+
+Event::Event(Event&& other) noexcept : device_(std::move(other.device_)), event_(other.event_) {
+  other.event_ = nullptr;
+}
+
+Event::~Event() {
+  if (event_ != nullptr) Driver::get().cuEventDestroy(event_);
+}
+
+void Event::record(const StreamQueue& stream) const {
+  check(Driver::get().cuEventRecord(event_, stream.handle()), device_->name());
+}
+
+void Event::synchronize() const {
+  check(Driver::get().cuEventSynchronize(event_), device_->name());
+}
+
+LaunchGraph::LaunchGraph(std::shared_ptr<Device> device, const StreamQueue& stream,
+                         const std::function<void()>& enqueue)
+    : device_(std::move(device)) {
+  const Driver& driver = Driver::get();
+  const std::string thing = fmt::format("launch graph on {}", device_->name());
+  device_->use();
+  check(driver.cuStreamBeginCapture(stream.handle(), capture_of_this_thread), thing);
+  Graph graph = nullptr;
+  try {
+    enqueue();
+  } catch (...) {
+    if (driver.cuStreamEndCapture(stream.handle(), &graph) == 0) driver.cuGraphDestroy(graph);
+    throw;
+  }
+  check(driver.cuStreamEndCapture(stream.handle(), &graph), thing);
+  const Result result = driver.cuGraphInstantiate(&executable_, graph, 0);
+  driver.cuGraphDestroy(graph);
+  check(result, thing);
+}
+
+LaunchGraph::~LaunchGraph() {
+  if (executable_ != nullptr) Driver::get().cuGraphExecDestroy(executable_);
+}
+
+void LaunchGraph::launch(const StreamQueue& stream) const {
+  check(Driver::get().cuGraphLaunch(executable_, stream.handle()), "launch graph");
 }
 
 LoadedKernel::LoadedKernel(std::shared_ptr<Device> device, std::span<const std::byte> cubin,

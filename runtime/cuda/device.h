@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -113,6 +114,37 @@ class StreamQueue {
   Stream stream_ = nullptr;
 };
 
+/// A point of a stream that the host can wait for; reached from the start.
+class Event {
+ public:
+  explicit Event(const std::shared_ptr<Device>& device);
+  ~Event();
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&&) = delete;
+  void record(const StreamQueue& stream) const;
+  void synchronize() const;
+
+ private:
+  std::shared_ptr<Device> device_;
+  EventHandle event_ = nullptr;
+};
+
+/// Launches and copies recorded from a stream, repeated with one call.
+class LaunchGraph {
+ public:
+  /// Records what `enqueue` gives to the stream, which runs none of it.
+  LaunchGraph(std::shared_ptr<Device> device, const StreamQueue& stream,
+              const std::function<void()>& enqueue);
+  ~LaunchGraph();
+  LaunchGraph(const LaunchGraph&) = delete;
+  LaunchGraph& operator=(const LaunchGraph&) = delete;
+  void launch(const StreamQueue& stream) const;
+
+ private:
+  std::shared_ptr<Device> device_;
+  GraphExec executable_ = nullptr;
+};
+
 /// A kernel loaded from a verified cubin.
 class LoadedKernel {
  public:
@@ -146,7 +178,7 @@ class Stopwatch {
 
  private:
   std::shared_ptr<Device> device_;
-  Event begin_ = nullptr, end_ = nullptr;
+  EventHandle begin_ = nullptr, end_ = nullptr;
 };
 
 }  // namespace quern::cuda

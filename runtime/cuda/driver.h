@@ -25,7 +25,7 @@ using Context = ContextTag*;
 using Module = ModuleTag*;
 using Function = FunctionTag*;
 using Stream = StreamTag*;
-using Event = EventTag*;
+using EventHandle = EventTag*;
 using Graph = GraphTag*;
 using GraphExec = GraphExecTag*;
 
@@ -54,12 +54,12 @@ struct Driver {
   Result (*cuStreamCreate)(Stream*, unsigned);
   Result (*cuStreamDestroy)(Stream);
   Result (*cuStreamSynchronize)(Stream);
-  Result (*cuStreamWaitEvent)(Stream, Event, unsigned);
-  Result (*cuEventCreate)(Event*, unsigned);
-  Result (*cuEventDestroy)(Event);
-  Result (*cuEventRecord)(Event, Stream);
-  Result (*cuEventSynchronize)(Event);
-  Result (*cuEventElapsedTime)(float*, Event, Event);
+  Result (*cuStreamWaitEvent)(Stream, EventHandle, unsigned);
+  Result (*cuEventCreate)(EventHandle*, unsigned);
+  Result (*cuEventDestroy)(EventHandle);
+  Result (*cuEventRecord)(EventHandle, Stream);
+  Result (*cuEventSynchronize)(EventHandle);
+  Result (*cuEventElapsedTime)(float*, EventHandle, EventHandle);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleUnload)(Module);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);

@@ -1,0 +1,68 @@
+#include "runtime/cuda/launch.h"
+
+#include <fmt/format.h>
+
+#include <variant>
+
+#include "models/error.h"
+#include "templates/spec/attention_launch.h"
+
+namespace quern::cuda {
+namespace {
+
+using spec::LaunchShape;
+
+constexpr uint32_t threads_of_rows = 256;
+
+/// Finds the shape of each family; whatever has no overload of its own has no kernel.
+struct Shape {
+  uint32_t rows;
+  const Plan& plan;
+
+  LaunchShape per_row(uint32_t grid_y = 1) const {
+    return {.threads = threads_of_rows, .grid_x = rows, .grid_y = grid_y};
+  }
+  LaunchShape operator()(const spec::EmbedSpec&) const { return per_row(); }
+  LaunchShape operator()(const spec::NormSpec&) const { return per_row(); }
+  LaunchShape operator()(const spec::GatherSpec&) const { return per_row(); }
+  LaunchShape operator()(const spec::AddSpec&) const { return per_row(); }
+  LaunchShape operator()(const spec::QkvPostSpec& s) const {
+    constexpr uint32_t heads_of_a_block = threads_of_rows / 32;
+    return per_row((s.n_head + 2 * s.n_head_kv + heads_of_a_block - 1) / heads_of_a_block);
+  }
+  LaunchShape operator()(const spec::GemmSpec& s) const { return spec::launch_shape(s, rows); }
+  LaunchShape operator()(const spec::AttentionSpec& s) const {
+    if (s.path == spec::AttentionPath::wave) {
+      return spec::attention_wave_shape(s, rows, kv_capacity(plan.options.context));
+    }
+    return s.decode != 0 ? spec::attention_decode_shape(s, plan.options.context)
+                         : spec::attention_prefill_shape(s, rows);
+  }
+  LaunchShape operator()(const spec::RepackSpec&) const { return {.threads = threads_of_repack}; }
+  template <class Other>
+  LaunchShape operator()(const Other&) const {
+    throw Error(ErrorKind::failed, fmt::format("kernel family {}", Other::family),
+                "this build cannot launch it on a GPU", "compile the plan again");
+  }
+};
+
+}  // namespace
+
+LaunchShape launch_shape_of(const spec::AnySpec& spec, uint32_t rows, const Plan& plan) {
+  return std::visit(Shape{rows, plan}, spec);
+}
+
+std::string launch_name(const spec::AnySpec& spec) {
+  const std::string family(spec_family(spec));
+  if (const auto* gemm = std::get_if<spec::GemmSpec>(&spec)) {
+    return gemm->tile_tokens == 8 ? family + " decode"
+                                  : fmt::format("{} tile {}", family, gemm->tile_tokens);
+  }
+  if (const auto* attention = std::get_if<spec::AttentionSpec>(&spec)) {
+    if (attention->path == spec::AttentionPath::wave) return family + " wave";
+    return family + (attention->decode != 0 ? " flash decode" : " flash");
+  }
+  return family;
+}
+
+}  // namespace quern::cuda
