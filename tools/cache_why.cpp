@@ -77,16 +77,20 @@ std::vector<std::string> key_differences(const KernelKey& a, const KernelKey& b)
   return lines;
 }
 
-Plan read_plan(const std::string& source, const PlanFlags& flags) {
+Plan read_plan(const std::string& source, const PlanFlags& flags, const std::string& target) {
   if (!std::filesystem::exists(source)) {
     throw Error(ErrorKind::failed, source, "does not exist", "give a plan or a GGUF file");
   }
   if (!is_plan(source)) {
     const PlanOptions options = flags.options();
     const gguf::File file = gguf::File::open(source);
-    return make_plan(build_graph(file), options, target_of_device(options.device));
+    return make_plan(build_graph(file), options,
+                     target_of_device(target.empty() ? std::string_view(options.device) : target));
   }
   flags.refuse_for_a_plan();
+  if (!target.empty()) {
+    throw Error(ErrorKind::usage, "--target", "is fixed by the plan", "give the GGUF file instead");
+  }
   const std::string path = std::filesystem::is_directory(source)
                                ? (std::filesystem::path(source) / "plan.json").string()
                                : source;
@@ -94,7 +98,7 @@ Plan read_plan(const std::string& source, const PlanFlags& flags) {
 }
 
 int explain_kernels(const WhyFlags& flags) {
-  const Plan plan = read_plan(flags.source, flags.plan);
+  const Plan plan = read_plan(flags.source, flags.plan, flags.target);
   std::optional<std::filesystem::path> bundle;
   if (std::filesystem::is_directory(flags.source)) bundle = flags.source;
   const KernelStore store(store_options(flags.plan.store, bundle));

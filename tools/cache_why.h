@@ -11,6 +11,7 @@ namespace quern::tools {
 struct WhyFlags {
   std::string source;
   PlanFlags plan;
+  std::string target;  ///< As for quern compile; empty: --device.
   bool json = false;
 };
 
@@ -22,8 +23,8 @@ std::vector<std::string> key_differences(const KernelKey& a, const KernelKey& b)
 /// how the nearest kernel of its family differs.
 int explain_kernels(const WhyFlags& flags);
 
-/// The plan of a bundle, a plan.json, or the one that would be made for a GGUF file. Only reads: no
-/// code of a bundle runs, so it needs no trust.
-Plan read_plan(const std::string& source, const PlanFlags& flags);
+/// The plan of a bundle, a plan.json, or the one that would be made for a GGUF file and `target`
+/// (empty: --device). Only reads: no code of a bundle runs, so it needs no trust.
+Plan read_plan(const std::string& source, const PlanFlags& flags, const std::string& target = {});
 
 }  // namespace quern::tools

@@ -74,6 +74,21 @@ ordered_json entry_to_json(const StoreEntry& entry) {
   return json;
 }
 
+/// The target that a kernel's key names: "cpu NAME FEATURES" or "cuda NAME"; empty where it names
+/// none.
+Target target_of_key(const KernelKey& key) {
+  Target target;
+  for (const auto& [name, value] : key.fields) {
+    if (name != "target") continue;
+    const size_t first = std::min(value.find(' '), value.size());
+    const size_t second = std::min(value.find(' ', first + 1), value.size());
+    target.kind = value.substr(0, first);
+    if (first < value.size()) target.name = value.substr(first + 1, second - first - 1);
+    if (second < value.size()) target.features = value.substr(second + 1);
+  }
+  return target;
+}
+
 int list_entries(const CacheFlags& flags) {
   const KernelStore store = open_store();
   const std::vector<StoreEntry> entries = store.list();
@@ -88,35 +103,23 @@ int list_entries(const CacheFlags& flags) {
     bytes += entry.file_bytes;
     std::string spec = entry.spec;
     if (spec.size() > 100) spec = spec.substr(0, 97) + "...";
-    write_out(fmt::format("{}  {:<10} {:>10}  {}  {}\n", entry.key_digest.substr(0, 12),
-                          entry.family, human_bytes(entry.file_bytes), time_text(entry.last_used),
-                          spec));
+    write_out(fmt::format("{}  {:<10} {:<9} {:>10}  {}  {}\n", entry.key_digest.substr(0, 12),
+                          entry.family, target_of_key(entry.key).name,
+                          human_bytes(entry.file_bytes), time_text(entry.last_used), spec));
   }
   write_out(fmt::format("{} kernels, {}\n", entries.size(), human_bytes(bytes)));
   return 0;
-}
-
-/// The target that a kernel's key names: "cpu NAME FEATURES" or "cuda NAME".
-Target target_of_entry(const StoreEntry& entry) {
-  for (const auto& [name, value] : entry.key.fields) {
-    if (name != "target") continue;
-    const size_t first = std::min(value.find(' '), value.size());
-    const size_t second = std::min(value.find(' ', first + 1), value.size());
-    Target target;
-    target.kind = value.substr(0, first);
-    if (first < value.size()) target.name = value.substr(first + 1, second - first - 1);
-    if (second < value.size()) target.features = value.substr(second + 1);
-    return target;
-  }
-  throw Error(ErrorKind::failed, entry.key_digest.substr(0, 12), "its key names no target",
-              "quern cache prune removes it");
 }
 
 /// What the kernel's machine code was made from. The store keeps the code alone: source, IR, PTX
 /// and assembly are made again from the same spec and target.
 void write_listing(const CacheFlags& flags, const StoreEntry& entry) {
   const spec::AnySpec spec = spec_from_text(entry.spec);
-  const Target target = target_of_entry(entry);
+  const Target target = target_of_key(entry.key);
+  if (target.kind.empty()) {
+    throw Error(ErrorKind::failed, entry.key_digest.substr(0, 12), "its key names no target",
+                "quern cache prune removes it");
+  }
   const bool is_gpu = target.kind == "cuda";
   if (is_gpu != (flags.source || flags.ptx)) {
     throw Error(ErrorKind::usage, entry.key_digest.substr(0, 12),
@@ -249,7 +252,8 @@ void add_cache(CLI::App& app, Action& action) {
   };
   add("ls", "List the kernels", list_entries)
       ->add_flag("--json", flags->json, "Print JSON (docs/json.md)");
-  CLI::App* show = add("show", "Show one kernel: key, record, LLVM IR, assembly", show_entry);
+  CLI::App* show =
+      add("show", "Show one kernel: key, record, source, LLVM IR, PTX, assembly", show_entry);
   digest(show, "DIGEST", flags->first);
   show->add_flag("--record", flags->record, "Print the compile record alone");
   show->add_flag("--ir", flags->ir, "Print a CPU kernel's optimised LLVM IR");
@@ -270,6 +274,9 @@ void add_cache(CLI::App& app, Action& action) {
   why->add_option("MODEL", flags->why.source, "A GGUF file, a bundle or a plan.json")
       ->required()
       ->type_name("");
+  why->add_option("--target", flags->why.target,
+                  "What the kernels are for, as for quern compile (default: --device)")
+      ->type_name("TARGET");
   why->add_flag("--json", flags->why.json, "Print JSON (docs/json.md)");
   add_plan_flags(*why, flags->why.plan);
   CLI::App* export_command =

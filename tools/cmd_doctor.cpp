@@ -1,9 +1,7 @@
 // quern doctor: what of this machine Quern can use, what it cannot, and what to do about it.
 
-#include <dlfcn.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -14,6 +12,7 @@
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/cuda/nvrtc.h"
 #include "models/error.h"
+#include "runtime/cuda/cublas_lt.h"
 #include "runtime/cuda/device.h"
 #include "tools/commands.h"
 #include "tools/common.h"
@@ -25,32 +24,6 @@ namespace {
 void say(std::string_view mark, std::string_view subject, std::string_view text) {
   write_out(fmt::format("{:<5} {:<12} {}\n", mark, subject, text));
 }
-
-/// A library opened at run time; null where there is none of these names.
-class Library {
- public:
-  explicit Library(std::initializer_list<const char*> names) {
-    for (const char* name : names) {
-      handle_ = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
-      if (handle_ != nullptr) {
-        name_ = name;
-        return;
-      }
-    }
-  }
-  // Never closed: CUDA libraries do not survive it, and the process ends soon.
-
-  bool loaded() const { return handle_ != nullptr; }
-  const std::string& name() const { return name_; }
-  template <class Function>
-  Function* symbol(const char* symbol_name) const {
-    return reinterpret_cast<Function*>(dlsym(handle_, symbol_name));
-  }
-
- private:
-  void* handle_ = nullptr;
-  std::string name_;
-};
 
 /// The whole CPU path in small: resolve the target, specialise one kernel, emit its object.
 bool check_cpu() {
@@ -127,17 +100,12 @@ void check_nvrtc() {
 }
 
 void check_cublas() {
-  const Library cublas({"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"});
-  if (!cublas.loaded()) {
-    say("none", "cublasLt", "not installed; needed only for --numerics fast on a GPU");
+  const std::string problem = cuda::CublasLt::problem();
+  if (!problem.empty()) {
+    say("none", "cublasLt", problem + "; only benchmarks on a GPU use it, as a control");
     return;
   }
-  auto* version = cublas.symbol<size_t()>("cublasLtGetVersion");
-  if (version == nullptr) {
-    say("BAD", "cublasLt", fmt::format("{} does not answer: install it again", cublas.name()));
-    return;
-  }
-  say("ok", "cublasLt", fmt::format("{} ({})", version(), cublas.name()));
+  say("ok", "cublasLt", cuda::CublasLt::get().version());
 }
 
 int doctor() {

@@ -16,6 +16,7 @@ void add_run(CLI::App& app, Action& action);
 void add_logits(CLI::App& app, Action& action);
 void add_perplexity(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_synth(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_cache(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);

@@ -72,6 +72,7 @@ int guarded_main(int argc, char** argv) {
   quern::tools::add_logits(app, action);
   quern::tools::add_perplexity(app, action);
   quern::tools::add_bench(app, action);
+  quern::tools::add_synth(app, action);
   quern::tools::add_plan(app, action);
   quern::tools::add_cache(app, action);
   quern::tools::add_doctor(app, action);

@@ -10,6 +10,7 @@
 #include "compiler/cuda/nvrtc.h"
 #include "models/error.h"
 #include "models/sha256.h"
+#include "templates/spec/attention_launch.h"
 
 namespace quern::cuda {
 namespace {
@@ -117,6 +118,19 @@ Resources parse_resources(std::string_view log) {
   return r;
 }
 
+uint32_t launch_shared_bytes(const spec::AnySpec& spec) {
+  if (const auto* gemm = std::get_if<spec::GemmSpec>(&spec)) {
+    return spec::launch_shape(*gemm, 1).shared_bytes;
+  }
+  const auto* attention = std::get_if<spec::AttentionSpec>(&spec);
+  if (attention == nullptr) return 0;
+  if (attention->path == spec::AttentionPath::wave) {
+    return spec::attention_wave_shape(*attention, 1, 1).shared_bytes;
+  }
+  return attention->decode != 0 ? spec::attention_decode_shape(*attention, 1).shared_bytes
+                                : spec::attention_prefill_shape(*attention, 1).shared_bytes;
+}
+
 CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target, bool strict) {
   const auto begin = std::chrono::steady_clock::now();
   Nvrtc::Result result = run_nvrtc(spec, target, false);
@@ -128,7 +142,7 @@ CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target, b
                 r.wgmma_serialized
                     ? "the compiler serialised its wgmma instructions"
                     : fmt::format("it spills {} bytes of registers", r.spill_store_bytes),
-                "this is a fault of Quern: please report it with the output of quern cache show");
+                "this is a fault of Quern: please report this line with " + spec_to_text(spec));
   }
   CompiledKernel kernel;
   kernel.key = kernel_key(spec, target);
@@ -139,6 +153,7 @@ CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target, b
       {"code_bytes", fmt::format("{}", kernel.code.size())},
       {"registers", fmt::format("{}", r.registers)},
       {"shared_bytes", fmt::format("{}", r.static_shared_bytes)},
+      {"launch_shared_bytes", fmt::format("{}", launch_shared_bytes(spec))},
       {"stack_bytes", fmt::format("{}", r.stack_bytes)},
       {"spill_bytes", fmt::format("{}", r.spill_store_bytes + r.spill_load_bytes)},
       {"wgmma_serialized", r.wgmma_serialized ? "yes" : "no"},

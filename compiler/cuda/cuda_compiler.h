@@ -50,6 +50,10 @@ struct Resources {
 /// Reads ptxas's report out of a compiler log.
 Resources parse_resources(std::string_view log);
 
+/// Shared memory that a launch of the kernel asks for, however many tokens it has; what the kernel
+/// declares itself is not in it.
+uint32_t launch_shared_bytes(const spec::AnySpec& spec);
+
 /// Compiles a kernel to a cubin. The log is read also on success: spills and serialised wgmma are
 /// recorded, and with `strict` they are an Error (`failed`).
 CompiledKernel compile_kernel(const spec::AnySpec& spec, const Target& target, bool strict = false);

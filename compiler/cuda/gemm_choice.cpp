@@ -62,7 +62,9 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
   const bool few = share <= 3;
   s.tile_tokens = 8;
   s.tile_cells = ceil_div(share, ceil_div(share, most_groups));
-  s.decoders = few ? 4 : share <= 5 ? 2 : 0;
+  // Three leave room on a multiprocessor for the next launch's blocks beside those of the last one.
+  const bool slow = s.segments[0].type == spec::QuantType::q6_k;
+  s.decoders = few ? (share <= 2 && !slow ? 3 : 4) : share <= 5 ? 2 : 0;
   s.stages = s.decoders > 0 ? 2 : 3;
   for (uint32_t i = 0; i < s.n_segments; ++i) {
     // Cells of 64 K are small: more of them in flight.

@@ -51,11 +51,11 @@ std::vector<std::filesystem::path> candidates() {
 }
 
 template <class F>
-void bind(void* library, const char* symbol, F& function) {
+void bind(void* library, const std::filesystem::path& path, const char* symbol, F& function) {
   function = reinterpret_cast<F>(dlsym(library, symbol));
   if (function == nullptr) {
-    throw Error(ErrorKind::failed, "NVRTC", fmt::format("the library has no function {}", symbol),
-                remedy);
+    throw Error(ErrorKind::failed, "NVRTC",
+                fmt::format("{} has no function {}", path.string(), symbol), remedy);
   }
 }
 
@@ -65,7 +65,8 @@ std::string text_of(void* program, Size size_of, Get get) {
   if (size_of(program, &size) != 0 || size <= 1) return {};
   std::string text(size, '\0');
   if (get(program, text.data()) != 0) return {};
-  text.resize(size - 1);
+  // The size counts a zero at the end, and logs have a second one.
+  text.resize(text.find_last_not_of('\0') + 1);
   return text;
 }
 
@@ -93,17 +94,11 @@ Nvrtc Nvrtc::load() {
                 remedy);
   }
   static Functions functions;
-  bind(library, "nvrtcVersion", functions.version);
-  bind(library, "nvrtcGetErrorString", functions.error_string);
-  bind(library, "nvrtcCreateProgram", functions.create);
-  bind(library, "nvrtcDestroyProgram", functions.destroy);
-  bind(library, "nvrtcCompileProgram", functions.compile);
-  bind(library, "nvrtcGetProgramLogSize", functions.log_size);
-  bind(library, "nvrtcGetProgramLog", functions.log);
-  bind(library, "nvrtcGetCUBINSize", functions.cubin_size);
-  bind(library, "nvrtcGetCUBIN", functions.cubin);
-  bind(library, "nvrtcGetPTXSize", functions.ptx_size);
-  bind(library, "nvrtcGetPTX", functions.ptx);
+  const auto get = [&](const char* symbol, auto& function) {
+    bind(library, nvrtc.path_, symbol, function);
+  };
+  // First, because a library of long ago lacks functions: its version is the better reason.
+  get("nvrtcVersion", functions.version);
   functions.version(&nvrtc.major_, &nvrtc.minor_);
   if (nvrtc.major_ < 12) {
     throw Error(ErrorKind::failed, "NVRTC",
@@ -111,6 +106,16 @@ Nvrtc Nvrtc::load() {
                             nvrtc.major_, nvrtc.minor_),
                 remedy);
   }
+  get("nvrtcGetErrorString", functions.error_string);
+  get("nvrtcCreateProgram", functions.create);
+  get("nvrtcDestroyProgram", functions.destroy);
+  get("nvrtcCompileProgram", functions.compile);
+  get("nvrtcGetProgramLogSize", functions.log_size);
+  get("nvrtcGetProgramLog", functions.log);
+  get("nvrtcGetCUBINSize", functions.cubin_size);
+  get("nvrtcGetCUBIN", functions.cubin);
+  get("nvrtcGetPTXSize", functions.ptx_size);
+  get("nvrtcGetPTX", functions.ptx);
   nvrtc.functions_ = &functions;
   return nvrtc;
 }

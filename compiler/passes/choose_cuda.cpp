@@ -7,12 +7,12 @@
 #include <set>
 #include <type_traits>
 
+#include "compiler/cuda/attention_choice.h"
 #include "compiler/cuda/gemm_choice.h"
 #include "compiler/device_sizes.h"
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
 #include "models/error.h"
-#include "templates/spec/attention_launch.h"
 
 namespace quern::passes {
 
@@ -262,9 +262,7 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
   s.tier = spec::Tier::mma;
   s.kv = kv_;
   s.path = path_;
-  const bool wide = std::max(s.head_dim, s.value_dim) > 128;
-  s.block_keys = wide ? 64 : 128;
-  s.segment_keys = wide ? 2048 : 1024;
+  if (!cuda::choose_attention(s, traits_)) no_kernel(launch, "its heads are too wide");
   make_operand(launch, 3, uint64_t{s.n_head} * s.value_dim);
   const BufferRef scratch =
       make_buffer({.name = launch.name + " scratch",
@@ -272,10 +270,6 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
   launch.buffers.push_back(scratch);
   if (path_ == spec::AttentionPath::wave) {
     launch.buffers.emplace_back();
-    const uint32_t shared = spec::attention_wave_shape(s, 1, 64).shared_bytes;
-    if (s.value_dim > 512 || shared > traits_.shared_bytes_block) {
-      no_kernel(launch, "its heads are too wide");
-    }
     decisions_.add(launch.layer, "attention", "wave", "f32 scores in a bounded scratch");
     return;
   }
@@ -290,11 +284,7 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
                  fmt::format("head dim {}, {} cache", s.head_dim, spec_name(s.kv)));
   spec::AttentionSpec decode = s;
   decode.decode = 1;
-  // Fewer queries a block where the card's shared memory is small: no bit depends on it.
-  while (spec::attention_prefill_shape(s, 1).shared_bytes > traits_.shared_bytes_block) {
-    s.warps = spec::attention_prefill_warps(s) / 2;
-    if (s.warps == 0) no_kernel(launch, "its blocks need more shared memory than there is");
-  }
+  if (!cuda::choose_attention(decode, traits_)) no_kernel(launch, "its heads are too wide");
   if (options_.chunk == 1) {
     s = decode;
   } else {

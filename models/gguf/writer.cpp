@@ -200,36 +200,6 @@ HeaderBytes make_header(const Metadata& metadata, const std::vector<TensorToWrit
   return header;
 }
 
-void write_to(const Sink& sink, const Metadata& metadata,
-              const std::vector<TensorToWrite>& tensors) {
-  const uint64_t alignment = alignment_of(metadata);
-  std::vector<uint64_t> sizes;
-  sizes.reserve(tensors.size());
-  for (const TensorToWrite& tensor : tensors) sizes.push_back(checked_bytes(tensor));
-  const HeaderBytes header = make_header(metadata, tensors, sizes, alignment);
-  const auto pad = [&](uint64_t size) {
-    put_zeros(sink, (alignment - size % alignment) % alignment);
-  };
-  sink(header.bytes());
-  pad(header.bytes().size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::string thing = fmt::format("tensor {}", tensors[i].name);
-    uint64_t written = 0;
-    const auto count_and_pass = [&](std::span<const std::byte> piece) {
-      written += piece.size();
-      if (written > sizes[i]) {
-        refuse(thing, fmt::format("was given more than the {} bytes of its shape", sizes[i]));
-      }
-      sink(piece);
-    };
-    if (tensors[i].fill) tensors[i].fill(count_and_pass);
-    if (written != sizes[i]) {
-      refuse(thing, fmt::format("was given {} bytes where its shape has {}", written, sizes[i]));
-    }
-    pad(written);
-  }
-}
-
 /// A file under a temporary name beside its destination, removed unless it is published.
 class TemporaryFile {
  public:
@@ -309,17 +279,47 @@ class TemporaryFile {
 
 }  // namespace
 
+void write_stream(const Sink& sink, const Metadata& metadata,
+                  const std::vector<TensorToWrite>& tensors) {
+  const uint64_t alignment = alignment_of(metadata);
+  std::vector<uint64_t> sizes;
+  sizes.reserve(tensors.size());
+  for (const TensorToWrite& tensor : tensors) sizes.push_back(checked_bytes(tensor));
+  const HeaderBytes header = make_header(metadata, tensors, sizes, alignment);
+  const auto pad = [&](uint64_t size) {
+    put_zeros(sink, (alignment - size % alignment) % alignment);
+  };
+  sink(header.bytes());
+  pad(header.bytes().size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::string thing = fmt::format("tensor {}", tensors[i].name);
+    uint64_t written = 0;
+    const auto count_and_pass = [&](std::span<const std::byte> piece) {
+      written += piece.size();
+      if (written > sizes[i]) {
+        refuse(thing, fmt::format("was given more than the {} bytes of its shape", sizes[i]));
+      }
+      sink(piece);
+    };
+    if (tensors[i].fill) tensors[i].fill(count_and_pass);
+    if (written != sizes[i]) {
+      refuse(thing, fmt::format("was given {} bytes where its shape has {}", written, sizes[i]));
+    }
+    pad(written);
+  }
+}
+
 void write_file(const std::filesystem::path& path, const Metadata& metadata,
                 const std::vector<TensorToWrite>& tensors) {
   TemporaryFile file(path);
-  write_to([&](std::span<const std::byte> bytes) { file.write(bytes); }, metadata, tensors);
+  write_stream([&](std::span<const std::byte> bytes) { file.write(bytes); }, metadata, tensors);
   file.publish();
 }
 
 std::vector<std::byte> write_image(const Metadata& metadata,
                                    const std::vector<TensorToWrite>& tensors) {
   std::vector<std::byte> image;
-  write_to(
+  write_stream(
       [&](std::span<const std::byte> bytes) {
         image.insert(image.end(), bytes.begin(), bytes.end());
       },

@@ -27,6 +27,10 @@ struct TensorToWrite {
 /// tensor's bytes do not match its shape.
 void write_file(const std::filesystem::path& path, const Metadata& metadata,
                 const std::vector<TensorToWrite>& tensors);
+/// The same bytes into a sink of the caller's, in order; what became of them is the caller's to
+/// say.
+void write_stream(const TensorToWrite::Sink& sink, const Metadata& metadata,
+                  const std::vector<TensorToWrite>& tensors);
 /// The same into memory (tests).
 std::vector<std::byte> write_image(const Metadata& metadata,
                                    const std::vector<TensorToWrite>& tensors);

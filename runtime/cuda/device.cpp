@@ -15,6 +15,8 @@ constexpr int function_attribute_dynamic_shared = 8;
 // CUevent_flags and CUstreamCaptureMode.
 constexpr unsigned event_without_timing = 2;
 constexpr int capture_of_this_thread = 1;
+// CUlaunchAttributeID.
+constexpr int attribute_programmatic_serialization = 6;
 
 }  // namespace
 
@@ -196,12 +198,25 @@ LoadedKernel::~LoadedKernel() {
 }
 
 void LoadedKernel::launch(const StreamQueue& stream, uint32_t grid_x, uint32_t grid_y,
-                          uint32_t threads, uint32_t shared_bytes, const KernelArgs& args) const {
+                          uint32_t threads, uint32_t shared_bytes, const KernelArgs& args,
+                          bool early) const {
   KernelArgs copy = args;
   void* parameters[] = {&copy};
-  check(Driver::get().cuLaunchKernel(function_, grid_x, grid_y, 1, threads, 1, 1, shared_bytes,
-                                     stream.handle(), parameters, nullptr),
-        what_);
+  LaunchAttribute begin_early{
+      .id = attribute_programmatic_serialization, .padding = {}, .value = {}};
+  begin_early.value.number = 1;
+  const bool can = early && device_->compute_capability() >= 90;
+  const LaunchConfig config{.grid_x = grid_x,
+                            .grid_y = grid_y,
+                            .grid_z = 1,
+                            .block_x = threads,
+                            .block_y = 1,
+                            .block_z = 1,
+                            .shared_bytes = shared_bytes,
+                            .stream = stream.handle(),
+                            .attributes = &begin_early,
+                            .n_attributes = can ? 1U : 0U};
+  check(Driver::get().cuLaunchKernelEx(&config, function_, parameters, nullptr), what_);
 }
 
 Stopwatch::Stopwatch(std::shared_ptr<Device> device) : device_(std::move(device)) {

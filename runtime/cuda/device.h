@@ -155,8 +155,10 @@ class LoadedKernel {
   LoadedKernel(LoadedKernel&& other) noexcept;
   LoadedKernel& operator=(LoadedKernel&&) = delete;
 
+  /// `early`: where the device can (sm_90), it may begin before the launch ahead of it has ended:
+  /// the kernel waits for that by itself (templates/cuda/ptx/dependency.cuh).
   void launch(const StreamQueue& stream, uint32_t grid_x, uint32_t grid_y, uint32_t threads,
-              uint32_t shared_bytes, const KernelArgs& args) const;
+              uint32_t shared_bytes, const KernelArgs& args, bool early = false) const;
 
  private:
   std::shared_ptr<Device> device_;

@@ -56,7 +56,7 @@ void bind_execution(void* library, Driver& d) {
   bind(library, "cuModuleUnload", d.cuModuleUnload);
   bind(library, "cuModuleGetFunction", d.cuModuleGetFunction);
   bind(library, "cuFuncSetAttribute", d.cuFuncSetAttribute);
-  bind(library, "cuLaunchKernel", d.cuLaunchKernel);
+  bind(library, "cuLaunchKernelEx", d.cuLaunchKernelEx);
   bind(library, "cuStreamBeginCapture_v2", d.cuStreamBeginCapture);
   bind(library, "cuStreamEndCapture", d.cuStreamEndCapture);
   bind(library, "cuGraphInstantiateWithFlags", d.cuGraphInstantiate);

@@ -29,6 +29,23 @@ using EventHandle = EventTag*;
 using Graph = GraphTag*;
 using GraphExec = GraphExecTag*;
 
+/// CUlaunchAttribute and CUlaunchConfig of the driver API.
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  union {
+    char bytes[64];
+    int number;
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned n_attributes;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuDriverGetVersion)(int*);
@@ -64,8 +81,7 @@ struct Driver {
   Result (*cuModuleUnload)(Module);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
   Result (*cuFuncSetAttribute)(Function, int, int);
-  Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                           unsigned, Stream, void**, void**);
+  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);
   Result (*cuStreamBeginCapture)(Stream, int);
   Result (*cuStreamEndCapture)(Stream, Graph*);
   Result (*cuGraphInstantiate)(GraphExec*, Graph, unsigned long long);

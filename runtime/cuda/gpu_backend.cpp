@@ -218,11 +218,10 @@ void GpuBackend::enqueue(GpuMemory& memory, uint32_t n_tokens, uint32_t n_output
     const uint32_t kernel = choice(i, rows).kernel;
     const spec::LaunchShape shape = launch_shape_of(plan_.kernels[kernel].spec, rows, plan_);
     kernels_[kernel].launch(stream_, shape.grid_x, shape.grid_y, shape.threads, shape.shared_bytes,
-                            memory.args_[i]);
+                            memory.args_[i], /*early=*/true);
   }
   if (n_outputs > 0) {
-    const uint64_t bytes = uint64_t{n_outputs} * plan_.vocabulary * sizeof(float);
-    stream_.copy_to_host(memory.host_logits(bytes), logits_.address());
+    stream_.copy_to_host(memory.host_logits(n_outputs), logits_.address());
   }
   stream_.copy_to_host({host_saturated_.data(), host_saturated_.bytes()}, saturated_.address());
 }
@@ -243,6 +242,7 @@ void GpuBackend::run(GpuMemory& memory, const Chunk& chunk) {
   in_turn([&] {
     n_steps = steps_before_failure(all);
     write_inputs(chunk);
+    memory.last_outputs_ = n_outputs;
     if (n_tokens == 1 && n_steps == all) {
       std::unique_ptr<LaunchGraph>& graph = memory.graphs_[n_outputs];
       if (graph == nullptr) {
@@ -264,24 +264,21 @@ void GpuBackend::run(GpuMemory& memory, const Chunk& chunk) {
 GpuMemory::GpuMemory(GpuBackend& backend) : backend_(backend) {
   const Plan& plan = backend.plan_;
   state_ = DeviceBuffer(backend.device_, plan.state_bytes, "the state of a session");
-  const uint64_t bytes = logits_bytes(plan);
-  if (bytes <= most_pinned_logits) {
-    pinned_logits_ = PinnedBuffer(backend.device_, bytes);
-  } else {
-    pageable_logits_ = ZeroedMemory(bytes, "logits of the session");
-  }
+  const uint64_t all = logits_bytes(plan), row = plan.vocabulary * sizeof(float);
+  pinned_logits_ = PinnedBuffer(backend.device_, std::min(all, std::max(most_pinned_logits, row)));
+  if (all > pinned_logits_.bytes()) pageable_logits_ = ZeroedMemory(all, "logits of the session");
   for (const Step& step : plan.steps) args_.push_back(backend.step_args(step, *this));
   launches_.assign(backend.names_.size(), 0);
   clear();
 }
 
-std::span<std::byte> GpuMemory::host_logits(uint64_t bytes) const {
-  return {pinned_logits_.data() != nullptr ? pinned_logits_.data() : pageable_logits_.data(),
-          bytes};
+std::span<std::byte> GpuMemory::host_logits(uint32_t rows) const {
+  const uint64_t bytes = uint64_t{rows} * backend_.plan_.vocabulary * sizeof(float);
+  return {bytes <= pinned_logits_.bytes() ? pinned_logits_.data() : pageable_logits_.data(), bytes};
 }
 
 const float* GpuMemory::logits() const {
-  return reinterpret_cast<const float*>(host_logits(0).data());
+  return reinterpret_cast<const float*>(host_logits(last_outputs_).data());
 }
 
 void GpuMemory::clear() {

@@ -88,13 +88,15 @@ class GpuMemory final : public SessionMemory {
 
  private:
   friend class GpuBackend;
-  std::span<std::byte> host_logits(uint64_t bytes) const;
+  /// Where `rows` rows of logits go on the host.
+  std::span<std::byte> host_logits(uint32_t rows) const;
 
   GpuBackend& backend_;
   DeviceBuffer state_;
   std::vector<KernelArgs> args_;  ///< By step.
-  PinnedBuffer pinned_logits_;    ///< Where all rows are few enough for it ...
-  ZeroedMemory pageable_logits_;  ///< ... and where they are not.
+  uint32_t last_outputs_ = 0;
+  PinnedBuffer pinned_logits_;    ///< Of one row at least; of all where they are few ...
+  ZeroedMemory pageable_logits_;  ///< ... and this where they are not.
   /// A single token's launches, recorded: without and with logits.
   std::unique_ptr<LaunchGraph> graphs_[2];
 };

@@ -3,6 +3,7 @@
 #include "templates/cuda/attention/decode.cuh"
 #include "templates/cuda/attention/prefill.cuh"
 #include "templates/cuda/attention/wave.cuh"
+#include "templates/cuda/ptx/dependency.cuh"
 
 namespace quern::cuda {
 
@@ -15,6 +16,7 @@ struct Kernel {
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    ptx::follow_last_launch();
     if constexpr (wave) {
       AttentionWave<s>::run(args, shared);
     } else if constexpr (decode) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "templates/cuda/abi.h"
+#include "templates/cuda/ptx/dependency.cuh"
 #include "templates/cuda/raw_blocks.cuh"
 #include "templates/spec/embed.h"
 
@@ -13,6 +14,7 @@ struct Kernel {
   static constexpr size_t row_bytes = static_cast<size_t>(s.width / Raw<s.type>::values) * Raw<s.type>::bytes;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
+    ptx::follow_last_launch();
     const u32 token = blockIdx.x;
     if (token >= args.state->n_tokens) return;
     const int id = static_cast<const int*>(args.buffers[0])[token];

@@ -2,6 +2,7 @@
 
 #include "templates/cuda/gemm/tile.cuh"
 #include "templates/cuda/gemm/vector.cuh"
+#include "templates/cuda/ptx/dependency.cuh"
 
 namespace quern::cuda {
 
@@ -11,12 +12,15 @@ struct Kernel {
   static constexpr spec::LaunchShape shape = spec::launch_shape(s, 1);
   static constexpr u32 threads = shape.threads, min_blocks = shape.min_blocks;
   static constexpr bool decode = s.tile_tokens == 8;
+  static constexpr u32 multipliers = s.tile_cells * 32;  ///< Threads of a decode block that multiply.
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    ptx::let_next_launch_begin();
     if constexpr (decode) {
       run_decode(args, shared);
     } else {
+      ptx::wait_for_last_launch();
       const u32 token0 = blockIdx.x * s.tile_tokens;
       if (token0 >= rows_of(args)) return;
       find_tile<0>(args, blockIdx.y, 0, token0, shared);
@@ -47,16 +51,29 @@ struct Kernel {
     find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32) {
       GemmVector<s, segment>::prefetch(args, in_segment, role, lane, memory);
     });
-    // x of one token, rearranged so that a lane's eight words of a slab lie together: [slab][t][step][low, high].
-    for (u32 i = threadIdx.x; i < slabs * 32; i += threads) {
-      const u32 word = static_cast<const u32*>(args.buffers[0])[static_cast<size_t>(i / 32) * args.operand_rows * 32 + i % 32];
-      const u32 step = i % 32 / 8, high = i % 8 / 4, t = i % 4;
-      reinterpret_cast<u32*>(x)[i / 32 * 32 + t * 8 + step * 2 + high] = word;
+    if constexpr (s.decoders > 0) __syncthreads();  // for the barriers
+    // Warps that only decode read weights alone: they need not wait for the launch before.
+    if (role == 0) {
+      ptx::wait_for_last_launch();
+      load_x(args, x, local * 32 + lane);
+      ptx::named_barrier<1, multipliers>();
     }
-    __syncthreads();
     find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32 first_row) {
       GemmVector<s, segment>::run(args, in_segment, first_row, role, lane, x, memory, barriers);
     });
+  }
+
+  /// x of one token, rearranged so that a lane's eight words of a slab lie together: [slab][t][step][low, high].
+  static __device__ __forceinline__ void load_x(const KernelArgs& args, uint4* shared, u32 thread) {
+    constexpr u32 pieces = (s.k + 63) / 64 * 8;
+    const uint4* x = static_cast<const uint4*>(args.buffers[0]);
+    u32* words = reinterpret_cast<u32*>(shared);
+#pragma unroll 8
+    for (u32 i = thread; i < pieces; i += multipliers) {
+      const uint4 v = x[static_cast<size_t>(i / 8) * args.operand_rows * 8 + i % 8];
+      u32* to = words + i / 8 * 32 + i % 8;
+      to[0] = v.x, to[8] = v.y, to[16] = v.z, to[24] = v.w;
+    }
   }
 
   /// Calls f<segment>(group within it, its first output row) for the segment that a row group lies in; nothing past the last.

@@ -2,6 +2,7 @@
 
 #include "templates/cuda/abi.h"
 #include "templates/cuda/operand.cuh"
+#include "templates/cuda/ptx/dependency.cuh"
 #include "templates/cuda/reduce.cuh"
 #include "templates/spec/norm.h"
 
@@ -15,6 +16,7 @@ struct Kernel {
   static constexpr u32 padded = (s.width + 63) / 64 * 64;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
+    ptx::follow_last_launch();
     __shared__ float partial[8];
     const u32 token = blockIdx.x;
     if (token >= rows_of(args)) return;

@@ -99,9 +99,9 @@ struct Kernel {
         for (u32 half = 0; half < 2; ++half) {
           const u32 nibble = reg + 4 * half;
           low |= (codes[reg][half] & 15) << (4 * nibble);
-          const u32 place = (2 * step + nibble % 2) * high_bits + nibble / 2 * 8;  // counted over both words
-          if constexpr (high_bits == 1) high[0] |= (codes[reg][half] >> 4) << place;
-          if constexpr (high_bits == 2) high[step / 2] |= (codes[reg][half] >> 4) << (place - step / 2 * 8);
+          const u32 place = 4 * reg + 16 * half;
+          if constexpr (high_bits == 1) high[0] |= (codes[reg][half] >> 4) << (place + step);
+          if constexpr (high_bits == 2) high[step / 2] |= (codes[reg][half] >> 4) << (place + step % 2 * 2);
         }
       }
       reinterpret_cast<u32*>(data + lane * 16)[step] = low;

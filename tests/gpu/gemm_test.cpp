@@ -261,14 +261,14 @@ TEST(GemmMutants, fail_the_comparison) {
   Problem unit = wild;
   unit.tokens = 256, unit.unit = true;
   const Tile tile{64, 8, 4, 0}, vector{8, 4, 4, 0};
-  const CompiledKernel short_form_always = compile_mutant(
-      spec_of(wild, vector), cells, "exact = __all_sync(~0u, exact);", "exact = true;");
+  const CompiledKernel rows_of_one_unit =
+      compile_mutant(spec_of(wild, vector), cells, "h == 0 ? 1 : 16", "1");
   GemmCase c(wild);
-  EXPECT_TRUE(c.run(vector, &short_form_always) != c.run(tile));
-  const CompiledKernel codes_off_by_one =
-      compile_mutant(spec_of(unit, tile), cells, "- 8388608.0f", "- 8388607.0f");
+  EXPECT_TRUE(c.run(vector, &rows_of_one_unit) != c.run(tile));
+  const CompiledKernel a_bit_short =
+      compile_mutant(spec_of(unit, tile), cells, "w8 & 0x00f000f0u", "w8 & 0x007000f0u");
   GemmCase weights(unit);
-  EXPECT_GT(weights.wrong_weights(weights.run(tile, &codes_off_by_one)), 0u);
+  EXPECT_GT(weights.wrong_weights(weights.run(tile, &a_bit_short)), 0u);
 }
 
 }  // namespace

@@ -155,8 +155,10 @@ TEST(GpuSession, memory_is_what_the_plan_says) {
       {"llama3", 65536, 4096, "f16", true},       {"quant/llama-q4_k_m", 4096, 2048, "f16", false},
       {"quant/llama-q8_0", 512, 1, "f16", false}, {"quant/llama-q4_0", 65536, 16384, "q8_0", true}};
   for (const Case& c : cases) {
-    const auto path = data_file(std::string("fixtures/") + c.fixture + ".gguf");
-    gguf::File probe = gguf::File::open(path);
+    const std::string name = std::string("fixtures/") + c.fixture + ".gguf";
+    const auto path = shared_file(name);
+    ASSERT_TRUE(path) << missing_shared(name);
+    const gguf::File probe = gguf::File::open(*path);
     const uint32_t context = std::min(c.context, build_graph(probe).context_length);
     PlanOptions options = gpu_options(context, std::min(c.chunk, context), c.kv);
     options.all_logits = c.all_logits;
@@ -164,7 +166,7 @@ TEST(GpuSession, memory_is_what_the_plan_says) {
     uint64_t least = before;
     const auto look = [&] { least = std::min(least, gpu()->memory().free_bytes); };
     const auto engine =
-        load_on_gpu(path, options, [&](std::string_view, uint64_t, uint64_t) { look(); });
+        load_on_gpu(*path, options, [&](std::string_view, uint64_t, uint64_t) { look(); });
     const auto session = engine->new_session();
     const std::vector<TokenId> tokens(options.chunk, 3);
     session->feed(tokens, 0, OutputRows::last);

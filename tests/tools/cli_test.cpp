@@ -40,6 +40,7 @@ TEST(Usage, every_subcommand_has_help_and_exits_0) {
                                                           {"run"},
                                                           {"logits"},
                                                           {"bench"},
+                                                          {"synth"},
                                                           {"perplexity"},
                                                           {"plan"},
                                                           {"plan", "show"},

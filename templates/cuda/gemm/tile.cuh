@@ -77,8 +77,7 @@ struct GemmTile {
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
           const unsigned char* cell = cells + (pair * 2 + i) * cell_bytes<type>();
-          // The scales' short form costs more registers and branches here than it saves.
-          C::template decode<false>(cell, codes[i], scales[i], plane, half_plane, lane, args.weight_scale, a[i]);
+          C::decode(cell, codes[i], scales[i], plane, half_plane, lane, args.weight_scale, a[i]);
         }
 #pragma unroll
         for (u32 step = 0; step < 2; ++step) {

@@ -140,27 +140,23 @@ struct GemmVector {
       const unsigned char* data = ring.wait();
       ring.issue(lane);
       scales.load(data, lane, args.weight_scale);
-      if (scales.widen()) {
-        one_cell<one_token, true>(args, data, scales, cell, lane, x_shared, n_tokens, c);
-      } else {
-        one_cell<one_token, false>(args, data, scales, cell, lane, x_shared, n_tokens, c);
-      }
+      one_cell<one_token>(args, data, scales, cell, lane, x_shared, n_tokens, c);
       __syncwarp();
       ring.release();
     }
   }
-  template <bool one_token, bool widened>
+  template <bool one_token>
   static __device__ __forceinline__ void one_cell(const KernelArgs& args, const unsigned char* data,
                                                   const typename C::Scales& scales, u32 cell, u32 lane, const uint4* x_shared,
                                                   u32 n_tokens, float (&c)[4]) {
     Fragments a[2];
     X<one_token> x[2];
-    decode_plane<type, widened>(data, scales, 0, lane, args.weight_scale, a[0]);
+    decode_plane<type>(data, scales, 0, lane, args.weight_scale, a[0]);
     x[0].load(args, x_shared, cell * planes, lane, n_tokens);
 #pragma unroll
     for (u32 p = 0; p < planes; ++p) {
       if (p + 1 < planes) {
-        decode_plane<type, widened>(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
+        decode_plane<type>(data, scales, p + 1, lane, args.weight_scale, a[(p + 1) & 1]);
         if (inside(cell * planes + p + 1)) x[(p + 1) & 1].load(args, x_shared, cell * planes + p + 1, lane, n_tokens);
       }
       if (inside(cell * planes + p)) chain(c, a[p & 1], x[p & 1]);
@@ -181,24 +177,19 @@ struct GemmVector {
       const unsigned char* data = ring.wait();
       ring.issue(lane);
       scales.load(data, lane, args.weight_scale);
-      if (scales.widen()) {
-        write_cell<true>(args, data, scales, lane, out, empty, phase);
-      } else {
-        write_cell<false>(args, data, scales, lane, out, empty, phase);
-      }
+      write_cell(args, data, scales, lane, out, empty, phase);
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(full);
       ring.release();
       phase ^= 1;
     }
   }
-  template <bool widened>
   static __device__ __forceinline__ void write_cell(const KernelArgs& args, const unsigned char* data,
                                                     const typename C::Scales& scales, u32 lane, uint4* out, u32 empty, u32 phase) {
 #pragma unroll
     for (u32 p = 0; p < planes; ++p) {
       Fragments a;
-      decode_plane<type, widened>(data, scales, p, lane, args.weight_scale, a);
+      decode_plane<type>(data, scales, p, lane, args.weight_scale, a);
       if (p == 0) ptx::mbarrier_wait(empty, phase);
 #pragma unroll
       for (u32 i = 0; i < 4; ++i) out[(p * 4 + i) * 32] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);

@@ -6,6 +6,12 @@ namespace quern::ptx {
 
 using spec::u32;
 
+/// Waits for `threads` threads of the block at barrier `id` (0 is __syncthreads').
+template <u32 id, u32 threads>
+__device__ __forceinline__ void named_barrier() {
+  asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_init(u32 shared, u32 count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared), "r"(count) : "memory");
 }

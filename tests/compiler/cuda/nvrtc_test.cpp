@@ -3,30 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include "compiler/cuda/cuda_compiler.h"
-#include "compiler/cuda/nvrtc.h"
-#include "models/error.h"
+#include <set>
+
+#include "tests/compiler/cuda/compile_support.h"
+#include "tests/compiler/cuda/field_changer.h"
 #include "tests/compiler/cuda/sample_specs.h"
 
 namespace quern::test {
 namespace {
-
-#define QUERN_NEED_NVRTC()                                               \
-  do {                                                                   \
-    const std::string problem = cuda::Nvrtc::problem();                  \
-    if (!problem.empty()) {                                              \
-      ASSERT_EQ(std::getenv("QUERN_REQUIRE_NVRTC"), nullptr) << problem; \
-      GTEST_SKIP() << problem;                                           \
-    }                                                                    \
-  } while (0)
-
-uint64_t number(const CompiledKernel& kernel, std::string_view name) {
-  for (const auto& [key, value] : kernel.record) {
-    if (key == name) return std::stoull(value);
-  }
-  ADD_FAILURE() << "no " << name << " in the record";
-  return 0;
-}
 
 class CompileTarget : public testing::TestWithParam<std::string> {};
 
@@ -41,8 +25,8 @@ TEST_P(CompileTarget, every_family_compiles_within_its_resources) {
     const CompiledKernel kernel =
         cuda::compile_kernel(sample.spec, cuda::make_target(GetParam()), true);
     EXPECT_GT(kernel.code.size(), 500u);
-    EXPECT_LE(number(kernel, "registers"), 255u);
-    EXPECT_EQ(number(kernel, "spill_bytes"), 0u);
+    EXPECT_LE(record_number(kernel, "registers"), 255u);
+    EXPECT_EQ(record_number(kernel, "spill_bytes"), 0u);
     EXPECT_EQ(kernel.symbol, "quern_kernel");
   }
 }
@@ -59,6 +43,23 @@ TEST(Compile, the_same_spec_gives_the_same_machine_code) {
   EXPECT_EQ(cuda::kernel_key(norm, target).digest(), cuda::kernel_key(norm, target).digest());
   EXPECT_NE(cuda::kernel_key(norm, target).digest(),
             cuda::kernel_key(norm, cuda::make_target("sm_90a")).digest());
+}
+
+TEST(Key, every_field_of_every_spec_changes_it_and_so_does_the_target) {
+  QUERN_NEED_NVRTC();
+  const Target target = cuda::make_target("sm_90a");
+  for (const NamedSpec& sample : sample_specs()) {
+    const std::string key = cuda::kernel_key(sample.spec, target).digest();
+    EXPECT_EQ(key, cuda::kernel_key(sample.spec, target).digest());
+    std::set<std::string> keys{key};
+    EXPECT_TRUE(
+        keys.insert(cuda::kernel_key(sample.spec, cuda::make_target("sm_80")).digest()).second);
+    const std::vector<spec::AnySpec> changed = every_field_changed(sample.spec);
+    for (size_t field = 0; field < changed.size(); ++field) {
+      EXPECT_TRUE(keys.insert(cuda::kernel_key(changed[field], target).digest()).second)
+          << sample.name << ", field " << field;
+    }
+  }
 }
 
 TEST(Compile, ptx_can_be_had) {

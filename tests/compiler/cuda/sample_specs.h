@@ -13,6 +13,7 @@ struct NamedSpec {
   std::string name;
   spec::AnySpec spec;
   uint32_t shared_bytes = 0;  ///< Dynamic shared memory it is launched with.
+  uint32_t threads = 256;     ///< Of a block.
 };
 
 inline spec::GemmSpec sample_gemm(uint32_t tile_tokens) {
