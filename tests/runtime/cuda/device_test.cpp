@@ -207,6 +207,22 @@ TEST_F(CudaDevice, a_kernel_gets_its_arguments) {
   EXPECT_EQ(launch.state.start_position, 11U);
 }
 
+TEST_F(CudaDevice, launches_begin_early_where_the_gpu_can) {
+  for (const char* capability : {"80", "90"}) {
+    setenv("FAKE_CUDA_CC", capability, 1);
+    cuda_.reset();
+    const auto device = Device::open(0);
+    const StreamQueue stream(device);
+    const LoadedKernel kernel(device, fake_cubin("norm"), 0, "the norm");
+    kernel.launch(stream, 1, 1, 32, 0, {}, true);
+    kernel.launch(stream, 1, 1, 32, 0, {}, false);
+    stream.synchronize();
+    EXPECT_EQ(cuda_.launch(0).early, std::string(capability) == "90" ? 1U : 0U);
+    EXPECT_EQ(cuda_.launch(1).early, 0U);
+  }
+  unsetenv("FAKE_CUDA_CC");
+}
+
 TEST_F(CudaDevice, a_kernels_buffers_must_live) {
   auto device = Device::open(0);
   {

@@ -15,6 +15,7 @@ struct Launch {
   uint32_t grid[3], block[3];
   uint32_t shared_bytes;
   uint32_t in_graph;  ///< 1: a node of a graph.
+  uint32_t early;     ///< 1: may begin before the launch in front of it has ended.
   cuda::KernelArgs args;
   cuda::RunState state;  ///< What args.state pointed to when the launch ran; zeros for null.
 };

@@ -16,6 +16,8 @@ using cuda::Module;
 using cuda::Stream;
 
 constexpr int attribute_dynamic_shared = 8;
+/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+constexpr int attribute_early = 6;
 constexpr uint32_t block_threads = 1024, block_shared = 227 * 1024, processor_shared = 228 * 1024;
 
 StreamState* stream_of(Machine& machine, const char* function, Stream stream) {
@@ -296,8 +298,24 @@ FAKE_CUDA_EXPORT Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
 
 namespace {
 
+/// Takes a launch's attributes into its record.
+Result take_attributes(Machine& machine, const cuda::LaunchConfig& config, Launch& record) {
+  for (unsigned i = 0; i < config.n_attributes; ++i) {
+    const cuda::LaunchAttribute& attribute = config.attributes[i];
+    if (attribute.id != attribute_early) {
+      return machine.problem("cuLaunchKernelEx", fmt::format("attribute {}", attribute.id),
+                             invalid_value);
+    }
+    record.early = attribute.value.number != 0 ? 1 : 0;
+    if (record.early != 0 && machine.settings.compute_capability < 90) {
+      return machine.problem("cuLaunchKernelEx", "early begins need sm_90", not_supported);
+    }
+  }
+  return success;
+}
+
 Result launch(const char* function_name, Function function, Launch record, Stream stream,
-              void** parameters) {
+              void** parameters, const cuda::LaunchConfig* config = nullptr) {
   return call(function_name, needs_context, [&](Machine& machine) -> Result {
     const auto refuse = [&](const char* why, Result result) {
       return machine.problem(function_name, why, result);
@@ -320,6 +338,10 @@ Result launch(const char* function_name, Function function, Launch record, Strea
     if (record.shared_bytes > static_cast<uint32_t>(state->dynamic_shared)) {
       return refuse("more shared memory than the function was given", invalid_value);
     }
+    if (config != nullptr) {
+      const Result refused = take_attributes(machine, *config, record);
+      if (refused != success) return refused;
+    }
     if (const Result fault = machine.refuse_launches(1); fault != success) return fault;
     std::strncpy(record.kernel, module.kernel.c_str(), sizeof(record.kernel) - 1);
     std::memcpy(&record.args, parameters[0], sizeof(record.args));
@@ -330,14 +352,6 @@ Result launch(const char* function_name, Function function, Launch record, Strea
     return success;
   });
 }
-
-/// CUlaunchConfig.
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared_bytes;
-  Stream stream;
-  void* attributes;
-  unsigned n_attributes;
-};
 
 }  // namespace
 
@@ -352,13 +366,14 @@ FAKE_CUDA_EXPORT Result cuLaunchKernel(Function function, unsigned grid_x, unsig
   return launch("cuLaunchKernel", function, record, stream, parameters);
 }
 
-FAKE_CUDA_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function function,
+FAKE_CUDA_EXPORT Result cuLaunchKernelEx(const cuda::LaunchConfig* config, Function function,
                                          void** parameters, void**) {
   Launch record{};
-  std::copy_n(config->grid, 3, record.grid);
-  std::copy_n(config->block, 3, record.block);
+  record.grid[0] = config->grid_x, record.grid[1] = config->grid_y, record.grid[2] = config->grid_z;
+  record.block[0] = config->block_x, record.block[1] = config->block_y;
+  record.block[2] = config->block_z;
   record.shared_bytes = config->shared_bytes;
-  return launch("cuLaunchKernelEx", function, record, config->stream, parameters);
+  return launch("cuLaunchKernelEx", function, record, config->stream, parameters, config);
 }
 
 FAKE_CUDA_AS_BOUND(cuStreamCreate, cuStreamCreate);
@@ -374,6 +389,6 @@ FAKE_CUDA_AS_BOUND(cuModuleLoadData, cuModuleLoadData);
 FAKE_CUDA_AS_BOUND(cuModuleUnload, cuModuleUnload);
 FAKE_CUDA_AS_BOUND(cuModuleGetFunction, cuModuleGetFunction);
 FAKE_CUDA_AS_BOUND(cuFuncSetAttribute, cuFuncSetAttribute);
-FAKE_CUDA_AS_BOUND(cuLaunchKernel, cuLaunchKernel);
+FAKE_CUDA_AS_BOUND(cuLaunchKernelEx, cuLaunchKernelEx);
 
 }  // namespace quern::fake_cuda
