@@ -93,10 +93,10 @@ std::shared_ptr<Engine> ToyGpuTest::load(const std::filesystem::path& model, Pla
 }
 
 void ToyGpuTest::expect_toy(Session& session, std::span<const TokenId> before,
-                            std::span<const TokenId> tokens, uint32_t chunk) {
+                            std::span<const TokenId> tokens, uint32_t pieces) {
   std::vector<TokenId> all(before.begin(), before.end());
   all.insert(all.end(), tokens.begin(), tokens.end());
-  const auto logits = session.feed(tokens, session.position(), OutputRows::last, chunk);
+  const auto logits = session.feed(tokens, session.position(), OutputRows::last, pieces);
   EXPECT_EQ(session.position(), all.size());
   EXPECT_EQ(logits, toy_logits(all, static_cast<uint32_t>(logits.size())));
 }

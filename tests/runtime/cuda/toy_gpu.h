@@ -35,9 +35,10 @@ class ToyGpuTest : public FakeCudaTest {
   std::shared_ptr<Engine> load(const EngineOptions& options = {});
   std::shared_ptr<Engine> load(const std::filesystem::path& model, Plan plan,
                                const EngineOptions& options = {});
-  /// Feeds, and expects the toy's logits of the last token; `before`: what the session holds.
+  /// Feeds in pieces (0: the plan's chunks) and expects the toy's logits of the last token;
+  /// `before`: what the session holds.
   static void expect_toy(Session& session, std::span<const TokenId> before,
-                         std::span<const TokenId> tokens, uint32_t chunk = 0);
+                         std::span<const TokenId> tokens, uint32_t pieces = 0);
 
   std::filesystem::path model_;
   std::vector<TokenId> tokens_;  ///< As many as the context holds.
