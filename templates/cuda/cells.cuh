@@ -60,14 +60,14 @@ struct Line {
 /// v shifted left, or right where `left` is negative.
 __device__ __forceinline__ u32 shift(u32 v, int left) { return left >= 0 ? v << left : v >> -left; }
 
-/// Fragments of one k16 step: nibbles i and i + 4 of `w` are the codes of register i, with `bits` high bits each that lie at 4 i
-/// (and 16 beyond) of `high`, which the caller has shifted left by four.
+/// Fragments of one k16 step: nibbles i and i + 4 of `w` are the codes of register i, with `bits` high bits each that lie at
+/// 4 i + `at` (and 16 beyond) of `high`.
 template <u32 bits>
-__device__ __forceinline__ void fragments_of(u32 w, u32 high, Line low_row, Line high_row, u32 (&a)[4]) {
+__device__ __forceinline__ void fragments_of(u32 w, u32 high, int at, Line low_row, Line high_row, u32 (&a)[4]) {
   constexpr u32 even = ((1u << bits) - 1) * 0x00100010u, odd = even << 4;
-  const u32 w8 = w >> 8, high8 = high >> 8;
-  a[0] = low_row.pair((w & 0x000f000fu) | (high & even));
-  a[1] = high_row.pair((w & 0x00f000f0u) | (high & odd));
+  const u32 w8 = w >> 8, high0 = shift(high, 4 - at), high8 = shift(high, -4 - at);
+  a[0] = low_row.pair((w & 0x000f000fu) | (high0 & even));
+  a[1] = high_row.pair((w & 0x00f000f0u) | (high0 & odd));
   a[2] = low_row.pair((w8 & 0x000f000fu) | (high8 & even));
   a[3] = high_row.pair((w8 & 0x00f000f0u) | (high8 & odd));
 }
@@ -145,8 +145,8 @@ struct Cell<QuantType::q4_k> {
                                                 u32 half, u32 lane, float, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes, half);
     const detail::Line low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
-    detail::fragments_of<0>(v.x, 0, low, high, a[0]);
-    detail::fragments_of<0>(v.y, 0, low, high, a[1]);
+    detail::fragments_of<0>(v.x, 0, 0, low, high, a[0]);
+    detail::fragments_of<0>(v.y, 0, 0, low, high, a[1]);
   }
 };
 
@@ -169,12 +169,8 @@ struct Cell<QuantType::q5_k> {
     const uint2 v = detail::words_of_half(codes.low, half);
     const int step = static_cast<int>(half) * 2;
     const detail::Line low = scales.group(plane, half, 0, lane), high = scales.group(plane, half, 1, lane);
-    five_bits(v.x, codes.high, step, low, high, a[0]);
-    five_bits(v.y, codes.high, step + 1, low, high, a[1]);
-  }
-  static __device__ __forceinline__ void five_bits(u32 w, u32 fifth, int step, detail::Line low, detail::Line high,
-                                                   u32 (&a)[4]) {
-    detail::fragments_of<1>(w, detail::shift(fifth, 4 - step), low, high, a);
+    detail::fragments_of<1>(v.x, codes.high, step, low, high, a[0]);
+    detail::fragments_of<1>(v.y, codes.high, step + 1, low, high, a[1]);
   }
 };
 
@@ -209,8 +205,8 @@ struct Cell<QuantType::q6_k> {
     const float high_d = ptx::cvt_f32_f16(d[g + 8]) * (weight_scale * detail::unit_scale(16));
     const char2 sl = *reinterpret_cast<const char2*>(cell + g * 16 + 4 * plane + 2 * half);
     const char2 sh = *reinterpret_cast<const char2*>(cell + (g + 8) * 16 + 4 * plane + 2 * half);
-    detail::fragments_of<2>(v.x, high << 4, line<1>(low_d, sl.x), line<16>(high_d, sh.x), a[0]);
-    detail::fragments_of<2>(v.y, high << 2, line<1>(low_d, sl.y), line<16>(high_d, sh.y), a[1]);
+    detail::fragments_of<2>(v.x, high, 0, line<1>(low_d, sl.x), line<16>(high_d, sh.x), a[0]);
+    detail::fragments_of<2>(v.y, high, 2, line<1>(low_d, sl.y), line<16>(high_d, sh.y), a[1]);
   }
 };
 
@@ -227,8 +223,8 @@ struct Cell<QuantType::q4_0> {
     const uint2 v = detail::words_of_half(codes, half);
     const detail::Line low = detail::centred(detail::block_scale(cell, lane >> 2, half, weight_scale), 8, 1);
     const detail::Line high = detail::centred(detail::block_scale(cell, (lane >> 2) + 8, half, weight_scale), 8, 16);
-    detail::fragments_of<0>(v.x, 0, low, high, a[0]);
-    detail::fragments_of<0>(v.y, 0, low, high, a[1]);
+    detail::fragments_of<0>(v.x, 0, 0, low, high, a[0]);
+    detail::fragments_of<0>(v.y, 0, 0, low, high, a[1]);
   }
 };
 
