@@ -91,5 +91,10 @@ TEST(Gpu, one_that_no_target_fits_is_named) {
                   "compute capability 7.5: no GPU target of Quern runs on it; use --device cpu");
 }
 
+TEST(Gpu, a_model_that_does_not_fit_is_told_with_both_sizes) {
+  expect_one_line(run_on("cuda", {{"FAKE_CUDA_MEMORY", "1048576"}}), 4,
+                  "and Stand-in GPU has 1 MiB free of 1 MiB; take a smaller --ctx");
+}
+
 }  // namespace
 }  // namespace quern::test
