@@ -59,6 +59,10 @@ void Device::use() const {
   check(Driver::get().cuCtxSetCurrent(context_), name_);
 }
 
+void Device::use_to_release() const noexcept {
+  Driver::get().cuCtxSetCurrent(context_);
+}
+
 Device::Memory Device::memory() const {
   use();
   size_t free_bytes = 0, total_bytes = 0;
@@ -74,7 +78,9 @@ DeviceBuffer::DeviceBuffer(std::shared_ptr<Device> device, uint64_t bytes, std::
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (address_ != 0) Driver::get().cuMemFree(address_);
+  if (address_ == 0) return;
+  device_->use_to_release();
+  Driver::get().cuMemFree(address_);
 }
 
 PinnedBuffer::PinnedBuffer(std::shared_ptr<Device> device, uint64_t bytes)
@@ -87,7 +93,9 @@ PinnedBuffer::PinnedBuffer(std::shared_ptr<Device> device, uint64_t bytes)
 }
 
 PinnedBuffer::~PinnedBuffer() {
-  if (data_ != nullptr) Driver::get().cuMemFreeHost(data_);
+  if (data_ == nullptr) return;
+  device_->use_to_release();
+  Driver::get().cuMemFreeHost(data_);
 }
 
 StreamQueue::StreamQueue(std::shared_ptr<Device> device) : device_(std::move(device)) {
@@ -97,7 +105,9 @@ StreamQueue::StreamQueue(std::shared_ptr<Device> device) : device_(std::move(dev
 }
 
 StreamQueue::~StreamQueue() {
-  if (stream_ != nullptr) Driver::get().cuStreamDestroy(stream_);
+  if (stream_ == nullptr) return;
+  device_->use_to_release();
+  Driver::get().cuStreamDestroy(stream_);
 }
 
 void StreamQueue::synchronize() const {
@@ -132,7 +142,9 @@ Event::Event(Event&& other) noexcept : device_(std::move(other.device_)), event_
 }
 
 Event::~Event() {
-  if (event_ != nullptr) Driver::get().cuEventDestroy(event_);
+  if (event_ == nullptr) return;
+  device_->use_to_release();
+  Driver::get().cuEventDestroy(event_);
 }
 
 void Event::record(const StreamQueue& stream) const {
@@ -164,7 +176,9 @@ LaunchGraph::LaunchGraph(std::shared_ptr<Device> device, const StreamQueue& stre
 }
 
 LaunchGraph::~LaunchGraph() {
-  if (executable_ != nullptr) Driver::get().cuGraphExecDestroy(executable_);
+  if (executable_ == nullptr) return;
+  device_->use_to_release();
+  Driver::get().cuGraphExecDestroy(executable_);
 }
 
 void LaunchGraph::launch(const StreamQueue& stream) const {
@@ -177,11 +191,16 @@ LoadedKernel::LoadedKernel(std::shared_ptr<Device> device, std::span<const std::
   const Driver& driver = Driver::get();
   device_->use();
   check(driver.cuModuleLoadData(&module_, cubin.data()), what_);
-  check(driver.cuModuleGetFunction(&function_, module_, kernel_symbol), what_);
-  if (shared_bytes > 48 * 1024) {
-    check(driver.cuFuncSetAttribute(function_, function_attribute_dynamic_shared,
-                                    static_cast<int>(shared_bytes)),
-          what_);
+  try {
+    check(driver.cuModuleGetFunction(&function_, module_, kernel_symbol), what_);
+    if (shared_bytes > 48 * 1024) {
+      check(driver.cuFuncSetAttribute(function_, function_attribute_dynamic_shared,
+                                      static_cast<int>(shared_bytes)),
+            what_);
+    }
+  } catch (...) {
+    driver.cuModuleUnload(module_);
+    throw;
   }
 }
 
@@ -194,7 +213,9 @@ LoadedKernel::LoadedKernel(LoadedKernel&& other) noexcept
 }
 
 LoadedKernel::~LoadedKernel() {
-  if (module_ != nullptr) Driver::get().cuModuleUnload(module_);
+  if (module_ == nullptr) return;
+  device_->use_to_release();
+  Driver::get().cuModuleUnload(module_);
 }
 
 void LoadedKernel::launch(const StreamQueue& stream, uint32_t grid_x, uint32_t grid_y,
@@ -222,12 +243,15 @@ void LoadedKernel::launch(const StreamQueue& stream, uint32_t grid_x, uint32_t g
 Stopwatch::Stopwatch(std::shared_ptr<Device> device) : device_(std::move(device)) {
   device_->use();
   check(Driver::get().cuEventCreate(&begin_, 0), device_->name());
-  check(Driver::get().cuEventCreate(&end_, 0), device_->name());
+  const Result result = Driver::get().cuEventCreate(&end_, 0);
+  if (result != 0) Driver::get().cuEventDestroy(begin_);
+  check(result, device_->name());
 }
 
 Stopwatch::~Stopwatch() {
-  if (begin_ != nullptr) Driver::get().cuEventDestroy(begin_);
-  if (end_ != nullptr) Driver::get().cuEventDestroy(end_);
+  device_->use_to_release();
+  Driver::get().cuEventDestroy(begin_);
+  Driver::get().cuEventDestroy(end_);
 }
 
 void Stopwatch::start(const StreamQueue& stream) {

@@ -34,6 +34,9 @@ class Device {
   Memory memory() const;
   /// Makes the context current in this thread; every entry point does this first.
   void use() const;
+  /// The same for what is being destroyed, in whatever thread: the driver frees nothing without a
+  /// current context.
+  void use_to_release() const noexcept;
 
  private:
   Device() = default;

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -269,6 +271,38 @@ TEST_F(CudaDevice, what_is_no_cubin_is_refused) {
   const auto device = Device::open(0);
   EXPECT_EQ(error_of([&] { LoadedKernel(device, counting(64), 0, "the norm"); }).what(),
             std::string("the norm: device kernel image is invalid (CUDA_ERROR_INVALID_IMAGE)"));
+}
+
+TEST_F(CudaDevice, what_cannot_be_made_whole_leaves_nothing_behind) {
+  const auto device = Device::open(0);
+  EXPECT_EQ(error_of([&] { LoadedKernel(device, fake_cubin("a"), 228 << 10, "a"); }).kind(),
+            ErrorKind::failed);  // more shared memory than the GPU has
+  cuda_.fail_call("cuModuleGetFunction", 0, 500);
+  EXPECT_EQ(error_of([&] { LoadedKernel(device, fake_cubin("a"), 0, "a"); }).kind(),
+            ErrorKind::failed);
+  cuda_.fail_call("cuEventCreate", 1, cuda_out_of_memory);
+  EXPECT_EQ(error_of([&] { Stopwatch watch(device); }).kind(), ErrorKind::does_not_fit);
+}
+
+TEST_F(CudaDevice, anything_may_be_destroyed_in_another_thread) {
+  auto device = Device::open(0);
+  auto buffer = std::make_unique<DeviceBuffer>(device, 64, "a test");
+  auto pinned = std::make_unique<PinnedBuffer>(device, 64);
+  auto stream = std::make_unique<StreamQueue>(device);
+  auto kernel = std::make_unique<LoadedKernel>(device, fake_cubin("a"), 0, "a");
+  auto watch = std::make_unique<Stopwatch>(device);
+  auto event = std::make_unique<cuda::Event>(device);
+  auto graph = std::make_unique<cuda::LaunchGraph>(device, *stream, [] {});
+  for (const std::function<void()>& destroy : {std::function<void()>([&] { buffer.reset(); }),
+                                               std::function<void()>([&] { pinned.reset(); }),
+                                               std::function<void()>([&] { graph.reset(); }),
+                                               std::function<void()>([&] { stream.reset(); }),
+                                               std::function<void()>([&] { kernel.reset(); }),
+                                               std::function<void()>([&] { watch.reset(); }),
+                                               std::function<void()>([&] { event.reset(); })}) {
+    std::thread(destroy).join();
+  }
+  device.reset();
 }
 
 TEST_F(CudaDevice, a_moved_kernel_is_unloaded_once) {

@@ -217,6 +217,21 @@ TEST_F(GpuEngine, a_failure_of_any_driver_call_of_a_session_is_an_error_and_leav
   EXPECT_GT(at, 3 * engine->plan().steps.size());
 }
 
+TEST_F(GpuEngine, a_failure_of_any_driver_call_of_a_load_is_an_error_and_leaves_nothing) {
+  uint64_t at = 0;
+  for (bool happened = true; happened; ++at) {
+    SCOPED_TRACE(at);
+    cuda_.fail_call(nullptr, at, cuda_launch_failed);
+    const std::string message = message_of([&] { load(); });
+    happened = cuda_.faults_happened();
+    cuda_.clear_faults();
+    EXPECT_THAT(message, HasSubstr(happened ? "CUDA_ERROR_LAUNCH_FAILED" : "no error"));
+    EXPECT_EQ(cuda_.leaks(), "");
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(at, 50U);
+}
+
 TEST_F(GpuEngine, a_lost_context_says_so_until_the_model_is_loaded_again) {
   auto engine = load();
   auto session = engine->new_session(), other = engine->new_session();
@@ -293,6 +308,18 @@ TEST_F(GpuEngine, threads_take_turns) {
   work(20);
   one.join();
   two.join();
+}
+
+TEST_F(GpuEngine, what_one_thread_made_another_may_end) {
+  auto engine = load();
+  auto session = engine->new_session();
+  feed_all(*session);
+  std::thread([&] {
+    session.reset();
+    engine.reset();
+  }).join();
+  EXPECT_EQ(cuda_.live_bytes(), 0U);
+  EXPECT_EQ(cuda_.pinned_bytes(), 0U);
 }
 
 }  // namespace
