@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "models/error.h"
 
 namespace quern::cuda {
@@ -29,13 +31,21 @@ Error nothing_fits(const spec::GemmSpec& s, const TargetTraits& target) {
           "use --device cpu"};
 }
 
-/// Tokens of a prefill tile at most. With 256, ptxas runs out of registers for sm_80, and where
-/// several segments have biases; with more than 64 where the loop over k is so short that it
-/// unrolls it.
+bool has_segment_of(const spec::GemmSpec& s, spec::QuantType type) {
+  return std::any_of(s.segments, s.segments + s.n_segments,
+                     [type](const spec::RowSegment& segment) { return segment.type == type; });
+}
+
+/// Tokens of a prefill tile at most. With 256, ptxas runs out of registers for sm_80, for sm_120
+/// where it decodes Q4_0, and where several segments have biases; with more than 64 where the loop
+/// over k is so short that it unrolls it.
 uint32_t widest_tile(const spec::GemmSpec& s, const TargetTraits& target) {
   if (s.k <= 512) return 64;
   const bool crowded = s.n_segments > 1 && s.bias != 0;
-  return target.compute_capability < 89 || crowded ? 128 : 256;
+  const bool few_registers =
+      target.compute_capability < 89 ||
+      (target.compute_capability >= 120 && has_segment_of(s, spec::QuantType::q4_0));
+  return few_registers || crowded ? 128 : 256;
 }
 
 /// Smaller and smaller forms of the decode kernel until one fits.
@@ -58,7 +68,8 @@ bool fit_decode(spec::GemmSpec& s, uint32_t limit) {
 /// groups there, too few warps to hide their decoding, each group has decoders of its own; with
 /// more, one warp a group does everything.
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
-  const uint32_t groups = row_groups(s), share = ceil_div(groups, multiprocessors);
+  const uint32_t groups = row_groups(s);
+  const uint32_t share = std::max(1U, ceil_div(groups, multiprocessors));
   const bool few = share <= 3;
   s.tile_tokens = 8;
   s.tile_cells = ceil_div(share, ceil_div(share, most_groups));

@@ -64,6 +64,20 @@ TEST(GemmChoice, tiles_are_smaller_where_large_ones_leave_multiprocessors_idle) 
       256u);
 }
 
+TEST(GemmChoice, tiles_whose_kernels_spill_registers_are_not_chosen) {
+  const auto widest = [](QuantType type, std::string_view target) {
+    return cuda::choose_gemm_tile(projection(type, 4096, 4096), 2048, cuda::target_traits(target))
+        .tile_tokens;
+  };
+  EXPECT_EQ(widest(QuantType::q4_k, "sm_80"), 128u);
+  EXPECT_LE(widest(QuantType::q4_0, "sm_120"), 128u);
+  EXPECT_EQ(widest(QuantType::q4_0, "sm_89"), 256u);
+  EXPECT_EQ(widest(QuantType::q8_0, "sm_120"), 256u);
+  GemmSpec qkv = projection(QuantType::q8_0, 4096, 4096);
+  qkv.segments[1] = {QuantType::q4_0, 1024}, qkv.n_segments = 2;
+  EXPECT_LE(cuda::choose_gemm_tile(qkv, 2048, cuda::target_traits("sm_120")).tile_tokens, 128u);
+}
+
 TEST(GemmChoice, what_cannot_be_is_an_error) {
   const GemmSpec o = projection(QuantType::q4_k, 4096, 4096);
   EXPECT_THROW(cuda::choose_gemm_tile(o, 4, cuda::target_traits("sm_90a")), Error);

@@ -56,6 +56,11 @@ class MatrixSpecs {
     add_gemm("bias", one);
     add_gemm("qkv", qkv(type, type, 4096));
     add_gemm("qkv_mixed", qkv(type, other, 4096));
+    // Small cells leave room for wider tiles, where registers are scarce.
+    add_gemm(
+        "qkv_small",
+        qkv(type, type == spec::QuantType::q4_0 ? spec::QuantType::q8_0 : spec::QuantType::q4_0,
+            4096));
     spec::GemmSpec biased = qkv(type, other, 4096);
     biased.bias = 7;
     add_gemm("qkv_mixed_bias", biased);
