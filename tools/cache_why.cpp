@@ -84,8 +84,9 @@ Plan read_plan(const std::string& source, const PlanFlags& flags, const std::str
   if (!is_plan(source)) {
     const PlanOptions options = flags.options();
     const gguf::File file = gguf::File::open(source);
-    return make_plan(build_graph(file), options,
-                     target_of_device(target.empty() ? std::string_view(options.device) : target));
+    const ModelGraph graph = build_graph(file);
+    return make_plan(graph, options,
+                     choose_target(graph, options, target.empty() ? options.device : target));
   }
   flags.refuse_for_a_plan();
   if (!target.empty()) {

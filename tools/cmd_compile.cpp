@@ -86,12 +86,13 @@ void check_store_keeps(const KernelStore::Options& options) {
 int run_compile(const CompileFlags& flags) {
   const auto start = std::chrono::steady_clock::now();
   PlanOptions options = flags.plan.options();
-  const Target target =
-      target_of_device(flags.target.empty() ? std::string_view(options.device) : flags.target);
+  const std::string& named = flags.target.empty() ? options.device : flags.target;
+  if (named != "auto") target_of_device(named);  // no such target: said before the long work
   const KernelStore::Options kept = store_options(flags.plan.store, std::nullopt);
   if (flags.output.empty()) check_store_keeps(kept);
   const gguf::File file = gguf::File::open(flags.model);
-  const Plan plan = make_plan(build_graph(file), options, target);
+  const ModelGraph graph = build_graph(file);
+  const Plan plan = make_plan(graph, options, choose_target(graph, options, named));
   std::optional<BundleWriter> bundle;
   if (!flags.output.empty()) bundle.emplace(flags.output);
 

@@ -186,9 +186,7 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
   }
   PlanOptions options = flags.plan.options();
   options.all_logits = all_logits;
-  const bool choose = options.device == "auto";
-  std::optional<Target> target;
-  if (!choose) target = target_of_device(options.device);
+  if (options.device != "auto") target_of_device(options.device);  // said before the long work
   const auto start = Clock::now();
   gguf::File file = gguf::File::open(flags.source);
   const ModelGraph graph = build_graph(file);
@@ -197,8 +195,7 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
     options.context = std::min(min_context, graph.context_length);
   }
   const auto plan_start = Clock::now();
-  if (choose) target = choose_target(graph, options);
-  Plan plan = make_plan(graph, options, *target);
+  Plan plan = make_plan(graph, options, choose_target(graph, options, options.device));
   return {std::move(file), std::move(plan), std::nullopt, open_ms, milliseconds_since(plan_start)};
 }
 

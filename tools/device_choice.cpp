@@ -46,16 +46,17 @@ int device_index(std::string_view device) {
   return index;
 }
 
-Target target_of_device(std::string_view device) {
-  if (device == "auto") return cpu::resolve_target("native");
-  if (device == "cuda" || device.starts_with("cuda:")) {
-    return target_of_gpu(*cuda::Device::open(device_index(device)));
+Target target_of_device(std::string_view named) {
+  if (named == "auto") return cpu::resolve_target("native");
+  if (named == "cuda" || named.starts_with("cuda:")) {
+    return target_of_gpu(*cuda::Device::open(device_index(named)));
   }
-  if (device.starts_with("sm_")) return cuda::make_target(device);
-  return cpu::resolve_target(device);
+  if (named.starts_with("sm_")) return cuda::make_target(named);
+  return cpu::resolve_target(named);
 }
 
-Target choose_target(const ModelGraph& graph, const PlanOptions& options) {
+Target choose_target(const ModelGraph& graph, const PlanOptions& options, std::string_view named) {
+  if (named != "auto") return target_of_device(named);
   const Target cpu = cpu::resolve_target("native");
   if (const std::string problem = cuda::Driver::problem(); !problem.empty()) {
     spdlog::info("runs on the CPU: {}", problem);
