@@ -16,7 +16,11 @@ struct Kernel {
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    ptx::follow_last_launch();
+    if constexpr (decode) {
+      ptx::step_in_between();
+    } else {
+      ptx::follow_last_launch();
+    }
     if constexpr (wave) {
       AttentionWave<s>::run(args, shared);
     } else if constexpr (decode) {

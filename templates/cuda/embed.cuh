@@ -14,7 +14,7 @@ struct Kernel {
   static constexpr size_t row_bytes = static_cast<size_t>(s.width / Raw<s.type>::values) * Raw<s.type>::bytes;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
-    ptx::follow_last_launch();
+    ptx::step_in_between();
     const u32 token = blockIdx.x;
     if (token >= args.state->n_tokens) return;
     const int id = static_cast<const int*>(args.buffers[0])[token];

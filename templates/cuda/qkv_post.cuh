@@ -19,7 +19,7 @@ struct Kernel {
   static constexpr u32 widest = s.head_dim > s.value_dim ? s.head_dim : s.value_dim, per_lane = (widest + 31) / 32;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
-    ptx::follow_last_launch();
+    ptx::step_in_between();
     const u32 token = blockIdx.x, head = blockIdx.y * (threads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (token >= args.state->n_tokens || head >= heads) return;
     float* row = static_cast<float*>(args.buffers[0]) + static_cast<size_t>(token) * s.row_width;

@@ -18,11 +18,16 @@ __device__ __forceinline__ void wait_for_last_launch() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// In this order, so that no launch runs further ahead than one: blocks of the next then spread over multiprocessors that this
-/// one leaves free, not over those that happen to be idle now.
+/// For launches that fill the device: the next may begin when this one does its work, so that it spreads over what this one
+/// leaves free.
 __device__ __forceinline__ void follow_last_launch() {
   wait_for_last_launch();
   let_next_launch_begin();
+}
+/// For short launches of few blocks: the next, which has weights to fetch meanwhile, may begin even before this one's turn.
+__device__ __forceinline__ void step_in_between() {
+  let_next_launch_begin();
+  wait_for_last_launch();
 }
 
 }  // namespace quern::ptx
