@@ -31,21 +31,21 @@ Error nothing_fits(const spec::GemmSpec& s, const TargetTraits& target) {
           "use --device cpu"};
 }
 
-bool has_segment_of(const spec::GemmSpec& s, spec::QuantType type) {
-  return std::any_of(s.segments, s.segments + s.n_segments,
-                     [type](const spec::RowSegment& segment) { return segment.type == type; });
-}
-
-/// Tokens of a prefill tile at most. With 256, ptxas runs out of registers for sm_80, for sm_120
-/// where it decodes Q4_0, and where several segments have biases; with more than 64 where the loop
-/// over k is so short that it unrolls it.
+/// Tokens of a prefill tile at most. With 256, ptxas runs out of registers where several segments
+/// have biases, for sm_80, and where Q4_0 is decoded: for sm_120 always, for sm_89 beside other
+/// types. With more than 64 it does where the loop over k is so short that it unrolls it.
 uint32_t widest_tile(const spec::GemmSpec& s, const TargetTraits& target) {
   if (s.k <= 512) return 64;
+  bool q4_0 = false, mixed = false;
+  for (uint32_t i = 0; i < s.n_segments; ++i) {
+    q4_0 |= s.segments[i].type == spec::QuantType::q4_0;
+    mixed |= s.segments[i].type != s.segments[0].type;
+  }
+  const uint32_t capability = target.compute_capability;
+  const bool scarce =
+      capability < 89 || (q4_0 && (capability >= 120 || (capability < 90 && mixed)));
   const bool crowded = s.n_segments > 1 && s.bias != 0;
-  const bool few_registers =
-      target.compute_capability < 89 ||
-      (target.compute_capability >= 120 && has_segment_of(s, spec::QuantType::q4_0));
-  return few_registers || crowded ? 128 : 256;
+  return scarce || crowded ? 128 : 256;
 }
 
 /// Smaller and smaller forms of the decode kernel until one fits.

@@ -75,7 +75,9 @@ TEST(GemmChoice, tiles_whose_kernels_spill_registers_are_not_chosen) {
   EXPECT_EQ(widest(QuantType::q8_0, "sm_120"), 256u);
   GemmSpec qkv = projection(QuantType::q8_0, 4096, 4096);
   qkv.segments[1] = {QuantType::q4_0, 1024}, qkv.n_segments = 2;
-  EXPECT_LE(cuda::choose_gemm_tile(qkv, 2048, cuda::target_traits("sm_120")).tile_tokens, 128u);
+  for (const char* target : {"sm_89", "sm_120"}) {
+    EXPECT_LE(cuda::choose_gemm_tile(qkv, 2048, cuda::target_traits(target)).tile_tokens, 128u);
+  }
 }
 
 TEST(GemmChoice, what_cannot_be_is_an_error) {
