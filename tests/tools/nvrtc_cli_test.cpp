@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -21,9 +22,26 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string model() {
-  return data_file("fixtures/llama.gguf").string();
+std::string fixture(const std::string& name) {
+  return data_file("fixtures/" + name + ".gguf").string();
 }
+std::string model() {
+  return fixture("llama");
+}
+
+/// `quern doctor` where it finds no NVRTC, else empty.
+std::string no_nvrtc() {
+  const std::string doctor = quern({"doctor"}).out;
+  return doctor.find("ok    nvrtc") == std::string::npos ? doctor : std::string();
+}
+#define QUERN_NEED_NVRTC()                                               \
+  do {                                                                   \
+    const std::string problem = no_nvrtc();                              \
+    if (!problem.empty()) {                                              \
+      ASSERT_EQ(std::getenv("QUERN_REQUIRE_NVRTC"), nullptr) << problem; \
+      GTEST_SKIP() << "no NVRTC: " << problem;                           \
+    }                                                                    \
+  } while (0)
 
 CommandOptions with_environment(std::map<std::string, std::string> environment) {
   CommandOptions options;
@@ -104,16 +122,36 @@ TEST_F(NvrtcFailure, doctor_names_what_is_wrong_and_the_cpu_still_works) {
   EXPECT_THAT(result.out, HasSubstr("11.8"));
 }
 
+// ---- whole models for a GPU that is not here ----
+
+class CompileModels : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CompileModels, dense_models_compile_without_spills_and_share_kernels) {
+  QUERN_NEED_NVRTC();
+  const TemporaryFolder store;
+  for (const char* name : {"llama", "qwen2", "gemma3"}) {
+    const CommandResult result =
+        quern({"compile", fixture(name), "--target", GetParam(), "--json"},
+              with_environment({{"QUERN_CACHE_DIR", store.path().string()}}));
+    // Spills and serialised wgmma instructions are errors of this command.
+    ASSERT_EQ(result.exit_code, 0) << name << ": " << result.err;
+    const json made = json::parse(result.out);
+    EXPECT_EQ(made["target"], GetParam());
+    EXPECT_LE(made["kernels"], 64);
+    EXPECT_EQ(made["loaded"] != 0, std::string_view(name) != "llama") << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, CompileModels,
+                         ::testing::Values("sm_80", "sm_89", "sm_90a", "sm_120"),
+                         [](const auto& target) { return target.param; });
+
 // ---- the inspector, of kernels for a GPU ----
 
 class CudaStore : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CommandResult doctor = quern({"doctor"});
-    if (doctor.out.find("ok    nvrtc") == std::string::npos) {
-      ASSERT_EQ(std::getenv("QUERN_REQUIRE_NVRTC"), nullptr) << doctor.out;
-      GTEST_SKIP() << "no NVRTC: " << doctor.out;
-    }
+    QUERN_NEED_NVRTC();
     const CommandResult made =
         quern({"compile", model(), "--target", "sm_90a", "-o", bundle_, "--json"}, home_);
     ASSERT_EQ(made.exit_code, 0) << made.err;
