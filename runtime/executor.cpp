@@ -7,8 +7,11 @@
 #include <variant>
 
 #include "compiler/cpu/cpu_compiler.h"
+#include "runtime/test_hooks.h"
 
 namespace quern {
+
+std::function<void(const FinishedStep&)> after_cpu_step;
 
 namespace {
 
@@ -135,6 +138,7 @@ void Executor::work(const BoundSteps& steps, const Chunk& chunk, size_t n_steps,
   args.n_workers = pool_.size();
   args.scratch = scratch_.data() + worker * scratch_slice_;
   args.scratch_bytes = scratch_slice_;
+  const bool observed = static_cast<bool>(after_cpu_step);
   for (size_t i = 0; i < n_steps; ++i) {
     const Launch& launch = launches_[i];
     args.n_tokens = static_cast<uint32_t>(launch.rows == StepRows::tokens ? chunk.tokens.size()
@@ -143,6 +147,9 @@ void Executor::work(const BoundSteps& steps, const Chunk& chunk, size_t n_steps,
     args.buffers = steps.pointers.data() + steps.first[i];
     args.next_tile = &counters_[i].next;
     launch.function(&args);
+    pool_.barrier();
+    if (!observed) continue;
+    if (worker == 0) after_cpu_step({i, args.n_tokens, args.start_position, args.buffers});
     pool_.barrier();
   }
 }
