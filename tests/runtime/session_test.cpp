@@ -22,7 +22,10 @@ class SessionTest : public testing::Test {
     engine_ = load_fixture(data_file("fixtures/llama.gguf"), test_options(kContext, 16));
     session_ = engine_->new_session();
   }
-  void TearDown() override { fail_at_launch = -1; }
+  void TearDown() override {
+    fail_at_launch = -1;
+    after_cpu_step = nullptr;
+  }
 
   std::span<const TokenId> tokens(size_t first, size_t count) const {
     return std::span(golden_.token_ids).subspan(first, count);
@@ -43,6 +46,39 @@ class SessionTest : public testing::Test {
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<Session> session_;
 };
+
+TEST_F(SessionTest, an_observer_sees_every_step_in_order_and_changes_no_bit) {
+  const auto plain = session_->feed(tokens(0, 24), 0, OutputRows::last);
+  session_->reset();
+  const Plan& plan = engine_->plan();
+  std::vector<size_t> seen;
+  bool found_logits = false;
+  std::vector<float> logits(plan.vocabulary);
+  after_cpu_step = [&](const FinishedStep& step) {
+    const bool tokens = plan.steps[step.step].rows == StepRows::tokens;
+    EXPECT_EQ(step.rows, !tokens ? 1U : step.start_position == 0 ? 16U : 8U);
+    seen.push_back(step.step);
+    const auto& buffers = plan.steps[step.step].buffers;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (buffers[i].kind != BufferKind::logits) continue;
+      std::memcpy(logits.data(), step.buffers[i], logits.size() * sizeof(float));
+      found_logits = true;
+    }
+  };
+  const auto observed = session_->feed(tokens(0, 24), 0, OutputRows::last);
+  after_cpu_step = nullptr;
+  EXPECT_TRUE(same_bits(observed, plain));
+  EXPECT_TRUE(found_logits);
+  EXPECT_TRUE(same_bits(logits, plain));
+  // Two chunks, the first without the steps of outputs.
+  std::vector<size_t> expected;
+  for (const bool last : {false, true}) {
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+      if (last || plan.steps[i].rows == StepRows::tokens) expected.push_back(i);
+    }
+  }
+  EXPECT_EQ(seen, expected);
+}
 
 TEST_F(SessionTest, refusals_change_nothing) {
   const auto plain = session_->feed(tokens(0, 8), 0, OutputRows::last);

@@ -326,6 +326,10 @@ void measure(const std::string& model, const std::string& text, size_t limit, bo
   std::map<std::string, std::vector<const Operand*>> kinds;
   for (const StepOperands& operands : steps) {
     for (const Operand& operand : operands) {
+      // Rounding aside, a value beyond its bound says that a bound or a reader here is wrong.
+      if (!(operand.largest <= operand.bound * 1.001)) {
+        throw Error(ErrorKind::failed, operand.step, operand.kind + " exceeds its bound", "");
+      }
       kinds[operand.kind].push_back(&operand);
       if (each_step) print(name, {&operand});
     }
