@@ -67,7 +67,9 @@ struct Operand {
 
   void set_bound(double limit) {
     bound = limit;
-    scale_log2 = static_cast<int>(std::floor(std::log2(f16_largest / limit)));
+    if (std::isfinite(limit)) {
+      scale_log2 = static_cast<int>(std::floor(std::log2(f16_largest / limit)));
+    }
   }
   void add(const float* data, size_t n, size_t stride = 1) {
     const float scale = std::ldexp(1.0F, scale_log2);
@@ -122,7 +124,9 @@ class Bounds {
   void visit(const spec::NormSpec& s) {
     std::vector<float> weights = vector(step_->buffers[1]);
     for (float& weight : weights) weight *= std::sqrt(static_cast<float>(s.group));
-    // With a residual the sum stays f32 on the GPU as well.
+    // What comes in is f32 on the GPU too: for comparison.
+    add("norm input (f32)", std::numeric_limits<double>::infinity());
+    // So is the sum of a norm with a residual.
     if (s.residual == 0) {
       add("norm", std::sqrt(static_cast<double>(s.group)) * largest_of(step_->buffers[1]));
     }
@@ -209,7 +213,8 @@ class Observer {
     return static_cast<const float*>(finished.buffers[buffer]);
   }
   static void see(const spec::NormSpec& s, const FinishedStep& f, StepOperands& operands) {
-    operands[0].add(floats(f, 2), size_t{f.rows} * s.width);
+    operands[0].add(floats(f, 0), size_t{f.rows} * s.width);
+    if (s.residual == 0) operands[1].add(floats(f, 2), size_t{f.rows} * s.width);
   }
   static void see(const spec::GemmSpec& s, const FinishedStep& f, StepOperands& operands) {
     operands[0].add(floats(f, 1), size_t{f.rows} * s.segments[0].rows);
@@ -273,10 +278,11 @@ void print(const std::string& model, const std::vector<const Operand*>& steps) {
   all.set_bound(all.bound);
   fmt::print(
       R"({{"model": "{}", "operand": "{}", "steps": {}, "values": {}, "largest": {:.6g}, "at": "{}", )"
-      R"("bound": {:.4g}, "scale_log2": [{}, {}], {}, {}}})"
+      R"("bound": {}, "scale_log2": [{}, {}], {}, {}}})"
       "\n",
-      model, all.kind, steps.size(), all.values, double{all.largest}, all.step, all.bound,
-      all.scale_log2, low.scale_log2, losses_json("at_1", all.plain, all, plain_worst),
+      model, all.kind, steps.size(), all.values, double{all.largest}, all.step,
+      std::isfinite(all.bound) ? fmt::format("{:.4g}", all.bound) : "null", all.scale_log2,
+      low.scale_log2, losses_json("at_1", all.plain, all, plain_worst),
       losses_json("at_bound", all.scaled, all, scaled_worst));
 }
 
