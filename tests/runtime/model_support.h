@@ -18,9 +18,11 @@
 namespace quern::test {
 
 /// A store that lasts: cases are processes of their own, and kernels need compiling once for all of
-/// them. Its keys cover the kernels' sources, so that it never goes stale.
+/// them. Its keys cover the kernels' sources, so that it never goes stale. QUERN_TEST_STORE_DIR
+/// names another folder.
 inline KernelStore& test_store() {
-  static KernelStore store({.directory = QUERN_TEST_STORE, .readonly_tiers = {}});
+  static KernelStore store(
+      {.directory = test_folder("QUERN_TEST_STORE_DIR", QUERN_TEST_STORE), .readonly_tiers = {}});
   return store;
 }
 

@@ -13,12 +13,19 @@
 #include "models/gguf/file.h"
 
 // Where tests find their data. The build defines QUERN_TEST_DATA (tests/data) and
-// QUERN_SHARED_DEFAULT (the shared folder beside the checkout).
+// QUERN_SHARED_DEFAULT (the shared folder beside the checkout). A test program that was built on
+// another machine is told where tests/data is by QUERN_TEST_DATA_DIR.
 namespace quern::test {
+
+/// What the environment says, or what the build has compiled in.
+inline std::filesystem::path test_folder(const char* variable, const char* built) {
+  const char* folder = std::getenv(variable);
+  return folder != nullptr && *folder != '\0' ? folder : built;
+}
 
 /// A file of tests/data, which every clone has.
 inline std::filesystem::path data_file(std::string_view relative) {
-  return std::filesystem::path(QUERN_TEST_DATA) / relative;
+  return test_folder("QUERN_TEST_DATA_DIR", QUERN_TEST_DATA) / relative;
 }
 
 /// A file of the shared folder ("fixtures/llama.gguf", "tokenizers/…"): under $QUERN_SHARED, beside
@@ -30,7 +37,7 @@ inline std::optional<std::filesystem::path> shared_file(std::string_view relativ
     roots.emplace_back(root);
   }
   roots.emplace_back(QUERN_SHARED_DEFAULT);
-  roots.emplace_back(QUERN_TEST_DATA);
+  roots.push_back(data_file(""));
   for (const auto& root : roots) {
     std::error_code ignored;
     if (std::filesystem::is_regular_file(root / relative, ignored)) return root / relative;
