@@ -8,18 +8,18 @@ import tempfile
 
 import gpu_check_parse as parse
 
-# compute-sanitizer: every kernel family in small cases. racecheck is slow, and does not follow the
-# barriers of decode kernels with decoders apart, so that it has fewer cases, and no model.
+# compute-sanitizer: every kernel family in small cases. racecheck is slow, and synccheck follows a
+# limited number of barriers: they have fewer cases. racecheck does not follow the barriers of
+# decode kernels with decoders apart: it runs without them, so without a model.
 SANITIZED = ("*Flash*/0:*Flash*/1:*Flash*/2:*Flash*/7:*Flash*/11:*Wave*/1:*QkvPost*:*Norm*:Gather*:"
              "Add*:*EmbedType*/9:*GemmTile*:*Glu*:Store*-*Mutants*")
-SANITIZED_FEW = ("*Flash*/0:*Flash*/2:*Wave*/0:*GemmTile*tile*:*GemmTile*one_warp:*QkvPost*/qwen3:"
-                 "*NormWidth*/0")
+SANITIZED_FEW = "*Flash*/0:*Flash*/2:*Wave*/0:*GemmTile*:*QkvPost*/qwen3:*NormWidth*/0"
 SANITIZED_MODEL = "*GpuModelTest.logits*/llama"
 SANITIZERS = {
     "memcheck": (SANITIZED, True, []),
     "initcheck": (SANITIZED, True, []),
-    "racecheck": (SANITIZED_FEW, False, []),
-    "synccheck": (SANITIZED, True, ["--num-cuda-barriers", "65536"]),
+    "racecheck": (f"{SANITIZED_FEW}-*GemmTile*decoders", False, []),
+    "synccheck": (SANITIZED_FEW, True, ["--num-cuda-barriers", "65536"]),
 }
 REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "A quern is a hand mill. People have used it for thousands of years to"
@@ -138,6 +138,8 @@ def sanitizer(context, stage):
             return
         errors = parse.sanitizer_errors(log)
         stage.details[name] = {"errors": errors, "seconds": round(run.seconds, 1)}
+        if "overflow of tracked cuda::barrier" in log:
+            stage.problems.append(f"{name}: more barriers than it follows; its errors mean nothing")
         if errors is not None or not run.timed_out:
             stage.check(errors == 0, f"{name}: {'no summary' if errors is None else errors} errors")
 
