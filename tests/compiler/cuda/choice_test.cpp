@@ -47,7 +47,7 @@ TEST(GemmChoice, one_token_uses_every_multiprocessor_once) {
   const GemmSpec narrow =
       cuda::choose_gemm_tile(projection(QuantType::q4_k, 4096, 4096), 8, target);
   EXPECT_EQ(launch_shape(narrow, 1).grid_x, 128u);
-  EXPECT_EQ(narrow.decoders, 4u);
+  EXPECT_EQ(narrow.decoders, 3u);
   const GemmSpec wide = cuda::choose_gemm_tile(projection(QuantType::q4_k, 28672, 4096), 8, target);
   EXPECT_EQ(launch_shape(wide, 1).grid_x, 128u);
   EXPECT_EQ(wide.decoders, 0u);
