@@ -182,6 +182,21 @@ TEST(KernelStoreFault, sixteen_processes_starting_cold_compile_each_kernel_once)
   }
 }
 
+/// A compiler that makes the file `started`, so that others know who holds the lock, and then takes
+/// its time.
+KernelCompiler slow_compiler(const fs::path& started, const fs::path& log, int milliseconds) {
+  return [=](const spec::AnySpec& spec, const Target& target) {
+    std::ofstream{started};
+    return fake_compiler(log, milliseconds)(spec, target);
+  };
+}
+
+/// Waits for a file, a minute at most.
+bool appears(const fs::path& path) {
+  for (int i = 0; i < 60'000 && !fs::exists(path); ++i) ::usleep(1000);
+  return fs::exists(path);
+}
+
 TEST(KernelStoreFault, a_waiter_waits_beyond_its_limit_while_the_holder_lives) {
   const TemporaryFolder folder;
   const auto log = folder / "log";
@@ -191,12 +206,12 @@ TEST(KernelStoreFault, a_waiter_waits_beyond_its_limit_while_the_holder_lives) {
                          .readonly_tiers = {},
                          .mode = StoreMode::automatic,
                          .lock_timeout = std::chrono::milliseconds(20)});
-      get_fake(store, fake_spec(1), fake_compiler(log, compile_ms));
+      get_fake(store, fake_spec(1), slow_compiler(folder / "started", log, compile_ms));
       return 0;
     });
   };
   const pid_t holder = start(400);
-  ::usleep(100'000);
+  ASSERT_TRUE(appears(folder / "started"));
   const pid_t waiter = start(400);
   EXPECT_EQ(wait_child(holder), 0);
   EXPECT_EQ(wait_child(waiter), 0);
@@ -208,10 +223,10 @@ TEST(KernelStoreFault, a_waiter_takes_over_at_once_when_the_holder_dies) {
   const auto log = folder / "log";
   const pid_t holder = start_child([&] {
     KernelStore store = make_store(folder / "store");
-    get_fake(store, fake_spec(1), fake_compiler({}, 60'000));
+    get_fake(store, fake_spec(1), slow_compiler(folder / "started", {}, 60'000));
     return 0;
   });
-  ::usleep(100'000);
+  ASSERT_TRUE(appears(folder / "started"));
   const pid_t waiter = start_child([&] {
     KernelStore store = make_store(folder / "store");
     get_fake(store, fake_spec(1), fake_compiler(log));
@@ -230,10 +245,10 @@ TEST(KernelStoreFault, a_stopped_holder_does_not_hold_others_up_for_ever) {
   const auto log = folder / "log";
   const pid_t holder = start_child([&] {
     KernelStore store = make_store(folder / "store");
-    get_fake(store, fake_spec(1), fake_compiler({}, 60'000));
+    get_fake(store, fake_spec(1), slow_compiler(folder / "started", {}, 60'000));
     return 0;
   });
-  ::usleep(100'000);
+  ASSERT_TRUE(appears(folder / "started"));
   ::kill(holder, SIGSTOP);
   EXPECT_EQ(run_child([&] {
               KernelStore store({.directory = folder / "store",
