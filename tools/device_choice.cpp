@@ -57,7 +57,7 @@ Target target_of_device(std::string_view named) {
 
 Target choose_target(const ModelGraph& graph, const PlanOptions& options, std::string_view named) {
   if (named != "auto") return target_of_device(named);
-  const Target cpu = cpu::resolve_target("native");
+  Target cpu = cpu::resolve_target("native");
   if (const std::string problem = cuda::Driver::problem(); !problem.empty()) {
     spdlog::info("runs on the CPU: {}", problem);
     return cpu;

@@ -65,7 +65,7 @@ LaunchShape launch_shape_of(const spec::AnySpec& spec, uint32_t rows, const Plan
 }
 
 std::string launch_name(const spec::AnySpec& spec) {
-  const std::string family(spec_family(spec));
+  std::string family(spec_family(spec));
   if (const auto* gemm = std::get_if<spec::GemmSpec>(&spec)) {
     return gemm->tile_tokens == 8 ? family + " decode"
                                   : fmt::format("{} tile {}", family, gemm->tile_tokens);
