@@ -27,7 +27,15 @@ Generation generate(Session& session, const Tokenizer& tokenizer, std::span<cons
   Generation result;
   result.prompt_tokens = prompt.size();
   const auto prompt_start = Clock::now();
-  std::vector<float> logits = session.feed(prompt, session.position(), OutputRows::last);
+  std::vector<float> logits;
+  const auto feed = [&](std::span<const TokenId> tokens) {
+    const auto last = static_cast<uint32_t>(tokens.size()) - 1;
+    session.feed(
+        tokens, session.position(),
+        tokens.empty() ? std::span<const uint32_t>() : std::span(&last, 1), 0,
+        [&](uint32_t, std::span<const float> row) { logits.assign(row.begin(), row.end()); });
+  };
+  feed(prompt);
   result.prompt_ms = milliseconds_since(prompt_start);
 
   std::vector<TokenId> history(prompt.begin(), prompt.end());
@@ -38,7 +46,7 @@ Generation generate(Session& session, const Tokenizer& tokenizer, std::span<cons
         result.stop = StopReason::context_full;
         break;
       }
-      logits = session.feed(std::span(&history.back(), 1), session.position(), OutputRows::last);
+      feed(std::span(&history.back(), 1));
       ++result.steps;
     }
     const TokenId id = sampler.sample(logits, history, session.position());

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include "models/error.h"
@@ -25,23 +27,53 @@ void require(bool holds, std::string_view option, float value, std::string_view 
               fmt::format("give {}", range));
 }
 
-void penalise(std::vector<Candidate>& candidates, std::span<const TokenId> history,
+void penalise(std::span<float> logits, std::span<const TokenId> history,
               const SamplingOptions& options) {
   const size_t window = std::min<size_t>(history.size(), options.repeat_window);
   const auto recent = history.last(window);
   const std::unordered_set<TokenId> seen(recent.begin(), recent.end());
   for (const TokenId id : seen) {
-    if (id < 0 || static_cast<size_t>(id) >= candidates.size()) continue;
-    float& logit = candidates[static_cast<size_t>(id)].first;
+    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+    float& logit = logits[static_cast<size_t>(id)];
     logit = logit > 0 ? logit / options.repeat_penalty : logit * options.repeat_penalty;
   }
 }
 
-void keep_top_k(std::vector<Candidate>& candidates, uint32_t k) {
-  if (k > 0 && k < candidates.size()) {
-    std::nth_element(candidates.begin(), candidates.begin() + k, candidates.end(), comes_before);
-    candidates.resize(k);
+/// The k that come first, in any order (all for k = 0). Vocabularies are large and k is small: what
+/// does not come before the worst of k already seen is passed over.
+void take_top_k(std::span<const float> logits, uint32_t k, std::vector<Candidate>& candidates) {
+  candidates.clear();
+  if (k == 0 || k >= logits.size()) {
+    for (size_t i = 0; i < logits.size(); ++i) {
+      candidates.emplace_back(logits[i], static_cast<TokenId>(i));
+    }
+    return;
   }
+  const size_t enough = size_t{k} + 256;
+  const auto shrink = [&] {
+    std::nth_element(candidates.begin(), candidates.begin() + (k - 1), candidates.end(),
+                     comes_before);
+    candidates.resize(k);
+  };
+  float bar = -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    // Equal to the bar: ids ascend, so that the one already seen comes before.
+    if (logits[i] <= bar) continue;
+    candidates.emplace_back(logits[i], static_cast<TokenId>(i));
+    if (candidates.size() < enough) continue;
+    shrink();
+    bar = candidates[k - 1].first;
+  }
+  if (candidates.size() > k) shrink();
+}
+
+/// Index of the first that is no finite number, or the size.
+size_t first_not_finite(std::span<const float> logits) {
+  bool finite = true;
+  for (const float logit : logits) finite &= std::isfinite(logit);  // without a branch: vectors
+  if (finite) return logits.size();
+  return static_cast<size_t>(
+      std::ranges::find_if_not(logits, [](float v) { return std::isfinite(v); }) - logits.begin());
 }
 
 /// Keeps the shortest front of the ordered candidates whose probabilities reach `p`.
@@ -83,24 +115,18 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options) {
 
 TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> history,
                         uint64_t position) {
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (!std::isfinite(logits[i])) {
-      throw Error(ErrorKind::failed, fmt::format("logit of token {} at position {}", i, position),
-                  "it is not a finite number", "check the model file with `quern inspect`");
-    }
+  if (const size_t bad = first_not_finite(logits); bad < logits.size()) {
+    throw Error(ErrorKind::failed, fmt::format("logit of token {} at position {}", bad, position),
+                "it is not a finite number", "check the model file with `quern inspect`");
   }
-  const bool penalty = options_.repeat_penalty != 1 && !history.empty();
-  if (options_.temperature == 0 && !penalty) return argmax(logits);
+  if (options_.repeat_penalty != 1 && !history.empty()) {
+    penalised_.assign(logits.begin(), logits.end());
+    penalise(penalised_, history, options_);
+    logits = penalised_;
+  }
+  if (options_.temperature == 0) return argmax(logits);
 
-  candidates_.clear();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    candidates_.emplace_back(logits[i], static_cast<TokenId>(i));
-  }
-  if (penalty) penalise(candidates_, history, options_);
-  if (options_.temperature == 0) {
-    return std::min_element(candidates_.begin(), candidates_.end(), comes_before)->second;
-  }
-  keep_top_k(candidates_, options_.top_k);
+  take_top_k(logits, options_.top_k, candidates_);
   if (options_.top_p < 1 || options_.min_p > 0) {
     std::sort(candidates_.begin(), candidates_.end(), comes_before);
     if (options_.top_p < 1) keep_top_p(candidates_, options_.top_p);
@@ -131,7 +157,20 @@ TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> 
 
 TokenId argmax(std::span<const float> logits) {
   if (logits.empty()) throw Error(ErrorKind::failed, "logits", "there are none");
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  // The largest value first, in lanes that the compiler makes vectors of; then where it is.
+  constexpr size_t lanes = 32;
+  std::array<float, lanes> best;
+  best.fill(logits[0]);
+  size_t i = 0;
+  for (; i + lanes <= logits.size(); i += lanes) {
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      best[lane] = logits[i + lane] > best[lane] ? logits[i + lane] : best[lane];
+    }
+  }
+  float largest = *std::ranges::max_element(best);
+  for (; i < logits.size(); ++i) largest = std::max(largest, logits[i]);
+  const auto found = std::ranges::find(logits, largest);
+  return found == logits.end() ? 0 : static_cast<TokenId>(found - logits.begin());  // all NaN
 }
 
 }  // namespace quern

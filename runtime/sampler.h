@@ -33,6 +33,7 @@ class Sampler {
  private:
   SamplingOptions options_;
   std::vector<std::pair<float, TokenId>> candidates_;
+  std::vector<float> penalised_;  ///< Logits after the repeat penalty.
 };
 
 /// Index of the largest value; ties to the lowest.

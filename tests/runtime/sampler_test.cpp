@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <random>
+#include <set>
 
 #include "models/error.h"
 #include "runtime/philox.h"
@@ -95,6 +99,37 @@ TEST(Sampler, top_k_keeps_the_k_best_with_ties_to_the_lowest_ids) {
   EXPECT_TRUE(counts.contains(0));
   EXPECT_TRUE(counts.contains(1));
   EXPECT_TRUE(counts.contains(2));
+}
+
+/// Every id that can be drawn, by sorting everything.
+std::vector<TokenId> sorted_front(const std::vector<float>& logits, size_t k) {
+  std::vector<TokenId> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::ranges::stable_sort(ids, [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
+  ids.resize(k);
+  return ids;
+}
+
+TEST(Sampler, a_large_vocabulary_keeps_the_same_tokens_as_sorting_it_would) {
+  std::mt19937 random(3);
+  for (const size_t size : {size_t{41}, size_t{1000}, size_t{50'257}}) {
+    std::vector<float> logits(size);
+    for (float& logit : logits) logit = static_cast<float>(random() % 64) / 16;  // many are equal
+    EXPECT_EQ(argmax(logits), sorted_front(logits, 1)[0]);
+    for (const uint32_t k : {1U, 40U, 300U}) {
+      if (k >= size) continue;
+      const std::vector<TokenId> front = sorted_front(logits, k);
+      SamplingOptions options = plain(1000.0F);  // hot: all of them are drawn sooner or later
+      options.top_k = k;
+      Sampler sampler(options);
+      std::set<TokenId> drawn;
+      for (uint64_t position = 0; position < 12 * k; ++position) {
+        drawn.insert(sampler.sample(logits, {}, position));
+      }
+      EXPECT_TRUE(std::ranges::includes(std::set<TokenId>(front.begin(), front.end()), drawn));
+      EXPECT_GT(drawn.size(), k * 9 / 10) << size << " tokens, top " << k;
+    }
+  }
 }
 
 TEST(Sampler, top_p_keeps_the_shortest_front_that_reaches_p) {
