@@ -3,12 +3,12 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 #include "models/error.h"
+#include "models/shared_library.h"
 
 namespace quern::cuda {
 
@@ -35,21 +35,6 @@ constexpr std::string_view remedy =
     "install the CUDA toolkit 12 or 13, or the PyPI package nvidia-cuda-nvrtc and set QUERN_NVRTC "
     "to its libnvrtc.so.13";
 
-std::vector<std::filesystem::path> candidates() {
-  std::vector<std::filesystem::path> paths;
-  if (const char* given = std::getenv("QUERN_NVRTC"); given != nullptr && *given != '\0') {
-    return {given};  // What the user names is what is used.
-  }
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"})
-    paths.emplace_back(name);
-  for (const char* root : {"/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12"}) {
-    for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
-      paths.push_back(std::filesystem::path(root) / "lib64" / name);
-    }
-  }
-  return paths;
-}
-
 template <class F>
 void bind(void* library, const std::filesystem::path& path, const char* symbol, F& function) {
   function = reinterpret_cast<F>(dlsym(library, symbol));
@@ -73,29 +58,18 @@ std::string text_of(void* program, Size size_of, Get get) {
 }  // namespace
 
 Nvrtc Nvrtc::load() {
-  void* library = nullptr;
+  const LoadedLibrary library =
+      load_library({.thing = "NVRTC",
+                    .variable = "QUERN_NVRTC",
+                    .wanted = "libnvrtc",
+                    .candidates = cuda_toolkit_candidates("libnvrtc", {"lib64"}),
+                    .remedy = remedy,
+                    .remedy_of_given = remedy});
   Nvrtc nvrtc;
-  std::string last;
-  for (const std::filesystem::path& path : candidates()) {
-    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) {
-      nvrtc.path_ = path;
-      break;
-    }
-    const char* why = dlerror();
-    last = why == nullptr ? "" : why;
-  }
-  if (library == nullptr) {
-    const char* given = std::getenv("QUERN_NVRTC");
-    throw Error(ErrorKind::failed, "NVRTC",
-                given != nullptr && *given != '\0'
-                    ? fmt::format("QUERN_NVRTC={} cannot be loaded ({})", given, last)
-                    : "libnvrtc was not found on this machine",
-                remedy);
-  }
+  nvrtc.path_ = library.path;
   static Functions functions;
   const auto get = [&](const char* symbol, auto& function) {
-    bind(library, nvrtc.path_, symbol, function);
+    bind(library.handle, nvrtc.path_, symbol, function);
   };
   // First, because a library of long ago lacks functions: its version is the better reason.
   get("nvrtcVersion", functions.version);

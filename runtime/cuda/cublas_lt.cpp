@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <cstddef>
-#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "models/error.h"
+#include "models/shared_library.h"
 
 namespace quern::cuda {
 namespace {
@@ -75,22 +75,6 @@ struct CublasLt::Functions {
 
 namespace {
 
-std::vector<std::filesystem::path> candidates() {
-  if (const char* given = std::getenv("QUERN_CUBLASLT"); given != nullptr && *given != '\0') {
-    return {given};  // What the user names is what is used.
-  }
-  std::vector<std::filesystem::path> paths = {"libcublasLt.so.13", "libcublasLt.so.12",
-                                              "libcublasLt.so"};
-  for (const char* root : {"/usr/local/cuda", "/usr/local/cuda-13", "/usr/local/cuda-12"}) {
-    for (const char* folder : {"lib64", "lib"}) {
-      for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-        paths.push_back(std::filesystem::path(root) / folder / name);
-      }
-    }
-  }
-  return paths;
-}
-
 template <class F>
 void bind(void* library, const char* symbol, F& function) {
   function = reinterpret_cast<F>(dlsym(library, symbol));
@@ -128,27 +112,15 @@ class Owned {
 }  // namespace
 
 CublasLt CublasLt::load() {
-  void* library = nullptr;
+  const auto [library, path] =
+      load_library({.thing = "cuBLASLt",
+                    .variable = "QUERN_CUBLASLT",
+                    .wanted = "libcublasLt",
+                    .candidates = cuda_toolkit_candidates("libcublasLt", {"lib64", "lib"}),
+                    .remedy = remedy,
+                    .remedy_of_given = remedy});
   CublasLt loaded;
-  std::string last;
-  for (const std::filesystem::path& path : candidates()) {
-    library =
-        dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: CUDA does not survive it
-    if (library != nullptr) {
-      loaded.path_ = path;
-      break;
-    }
-    const char* why = dlerror();
-    last = why == nullptr ? "" : why;
-  }
-  if (library == nullptr) {
-    const char* given = std::getenv("QUERN_CUBLASLT");
-    throw Error(ErrorKind::failed, "cuBLASLt",
-                given != nullptr && *given != '\0'
-                    ? fmt::format("QUERN_CUBLASLT={} cannot be loaded ({})", given, last)
-                    : "libcublasLt was not found on this machine",
-                remedy);
-  }
+  loaded.path_ = path;
   static Functions functions;
   bind(library, "cublasLtGetVersion", functions.version);
   bind(library, "cublasLtGetStatusString", functions.status_string);

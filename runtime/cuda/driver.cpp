@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <mutex>
 #include <optional>
 
 #include "models/error.h"
+#include "models/shared_library.h"
 
 namespace quern::cuda {
 namespace {
@@ -65,26 +65,14 @@ void bind_execution(void* library, Driver& d) {
   bind(library, "cuGraphDestroy", d.cuGraphDestroy);
 }
 
-/// The library that the user names, and no other then; else the machine's own.
-void* open_library() {
-  const char* given = std::getenv("QUERN_CUDA_DRIVER");
-  if (given == nullptr || *given == '\0') {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) return library;
-    throw Error(ErrorKind::failed, "CUDA driver", "libcuda.so.1 was not found on this machine",
-                no_driver_remedy);
-  }
-  void* library = dlopen(given, RTLD_NOW | RTLD_LOCAL);
-  if (library != nullptr) return library;
-  const char* why = dlerror();
-  throw Error(
-      ErrorKind::failed, "CUDA driver",
-      fmt::format("QUERN_CUDA_DRIVER={} cannot be loaded ({})", given, why == nullptr ? "?" : why),
-      "unset it for the machine's own driver, or use --device cpu");
-}
-
 Driver load() {
-  void* library = open_library();
+  const auto [library, path] = load_library(
+      {.thing = "CUDA driver",
+       .variable = "QUERN_CUDA_DRIVER",
+       .wanted = "libcuda.so.1",
+       .candidates = {"libcuda.so.1"},
+       .remedy = no_driver_remedy,
+       .remedy_of_given = "unset it for the machine's own driver, or use --device cpu"});
   Driver d{};
   bind(library, "cuInit", d.cuInit);
   bind(library, "cuDriverGetVersion", d.cuDriverGetVersion);
