@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cctype>
-
 #include "runtime/test_hooks.h"
 #include "tests/gpu/support/engine.h"
 
@@ -22,11 +20,7 @@ void PrintTo(const Fixture& fixture, std::ostream* out) {
 }
 
 std::string case_name(const testing::TestParamInfo<Fixture>& info) {
-  std::string name = info.param.name;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
+  return case_name_of(info.param.name);
 }
 
 class GpuModelTest : public testing::TestWithParam<Fixture> {
@@ -81,24 +75,7 @@ TEST_P(GpuModelTest, logits_meet_the_bar_and_no_bit_depends_on_chunking) {
 }
 
 TEST_P(GpuModelTest, a_saved_restored_or_branched_session_goes_on_with_the_same_bits) {
-  const std::span<const TokenId> tokens = golden_.token_ids;
-  const uint32_t half = n_tokens() / 2 + 3;
-  const auto rest = tokens.subspan(half);
-  const std::vector<uint32_t> wanted = {0, 1, static_cast<uint32_t>(rest.size() - 1)};
-  session_->feed(tokens.first(half), 0, OutputRows::none);
-  const auto image = session_->save();
-  const auto branch = session_->branch();
-  const auto straight = run_rows(*session_, rest, wanted, 0);
-  EXPECT_TRUE(same_bits(run_rows(*branch, rest, wanted, 7), straight)) << "branch";
-
-  const auto restored = engine_->new_session();
-  restored->feed(tokens.first(5), 0, OutputRows::none);  // Something else that must vanish.
-  restored->restore(image);
-  EXPECT_EQ(restored->position(), half);
-  EXPECT_EQ(restored->save(), image);
-  EXPECT_TRUE(same_bits(run_rows(*restored, rest, wanted, 0), straight)) << "restore";
-  session_->restore(image);  // Back in time, over a longer state.
-  EXPECT_TRUE(same_bits(run_rows(*session_, rest, wanted, 0), straight)) << "rewind";
+  expect_states_to_move(*engine_, *session_, golden_.token_ids);
 }
 
 INSTANTIATE_TEST_SUITE_P(

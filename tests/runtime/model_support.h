@@ -1,6 +1,9 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -113,6 +116,38 @@ inline Deviation deviation(std::span<const float> logits, const Golden& golden) 
     if (best != mine && lead > 2 * worst) ++result.wrong_argmax;
   }
   return result;
+}
+
+/// A fixture's name ("quant/llama-q4_0") as a part of a test's name.
+inline std::string case_name_of(std::string fixture) {
+  for (char& c : fixture) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return fixture;
+}
+
+/// That a state can be branched off, saved, restored elsewhere and gone back to, each time going on
+/// with the bits of the straight way. `session` is fresh and `tokens` are at least twenty.
+inline void expect_states_to_move(Engine& engine, Session& session,
+                                  std::span<const TokenId> tokens) {
+  const auto half = static_cast<uint32_t>(tokens.size() / 2 + 3);
+  const auto rest = tokens.subspan(half);
+  const std::vector<uint32_t> wanted = {0, 1, static_cast<uint32_t>(rest.size() - 1)};
+  session.feed(tokens.first(half), 0, OutputRows::none);
+  const auto image = session.save();
+  const auto branch = session.branch();
+  const auto straight = run_rows(session, rest, wanted, 0);
+  EXPECT_TRUE(same_bits(run_rows(*branch, rest, wanted, 7), straight)) << "branch";
+
+  const auto restored = engine.new_session();
+  restored->feed(tokens.first(5), 0, OutputRows::none);  // Something else that must vanish.
+  restored->restore(image);
+  EXPECT_EQ(restored->position(), half);
+  EXPECT_EQ(restored->save(), image);
+  EXPECT_TRUE(same_bits(run_rows(*restored, rest, wanted, 0), straight)) << "restore";
+
+  session.restore(image);  // Back in time, over a longer state.
+  EXPECT_TRUE(same_bits(run_rows(session, rest, wanted, 0), straight)) << "rewind";
 }
 
 }  // namespace quern::test

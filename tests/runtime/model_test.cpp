@@ -18,11 +18,7 @@ void PrintTo(const Fixture& fixture, std::ostream* out) {
 }
 
 std::string case_name(const testing::TestParamInfo<Fixture>& info) {
-  std::string name = info.param.name;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
+  return case_name_of(info.param.name);
 }
 
 class ModelTest : public testing::TestWithParam<Fixture> {
@@ -86,27 +82,7 @@ TEST_P(ModelTest, bits_do_not_depend_on_the_number_of_threads) {
 TEST_P(ModelTest, a_saved_restored_or_branched_session_goes_on_with_the_same_bits) {
   const auto engine = load();
   const auto session = engine->new_session();
-  const std::span<const TokenId> tokens = golden_.token_ids;
-  const uint32_t half = n_tokens() / 2 + 3;
-  const auto first = tokens.first(half);
-  const auto rest = tokens.subspan(half);
-  const std::vector<uint32_t> wanted = {0, 1, static_cast<uint32_t>(rest.size() - 1)};
-
-  session->feed(first, 0, OutputRows::none);
-  const auto image = session->save();
-  const auto branch = session->branch();
-  const auto straight = run_rows(*session, rest, wanted, 0);
-  EXPECT_TRUE(same_bits(run_rows(*branch, rest, wanted, 7), straight)) << "branch";
-
-  const auto restored = engine->new_session();
-  restored->feed(tokens.first(5), 0, OutputRows::none);  // Something else that must vanish.
-  restored->restore(image);
-  EXPECT_EQ(restored->position(), half);
-  EXPECT_EQ(restored->save(), image);
-  EXPECT_TRUE(same_bits(run_rows(*restored, rest, wanted, 0), straight)) << "restore";
-
-  session->restore(image);  // Back in time, over a longer state.
-  EXPECT_TRUE(same_bits(run_rows(*session, rest, wanted, 0), straight)) << "rewind";
+  expect_states_to_move(*engine, *session, golden_.token_ids);
 }
 
 INSTANTIATE_TEST_SUITE_P(
