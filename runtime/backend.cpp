@@ -12,6 +12,13 @@ namespace quern {
 
 std::atomic<int64_t> fail_at_launch{-1};
 
+uint32_t index_of_name(std::vector<std::string>& names, const std::string& name) {
+  const auto found = std::ranges::find(names, name);
+  const auto index = static_cast<uint32_t>(found - names.begin());
+  if (found == names.end()) names.push_back(name);
+  return index;
+}
+
 size_t steps_before_failure(size_t n_steps) {
   const int64_t at = fail_at_launch.load(std::memory_order_relaxed);
   if (at < 0) return n_steps;

@@ -69,6 +69,9 @@ std::unique_ptr<Backend> load_gpu_backend(const gguf::File& file, const Plan& pl
                                           KernelStore& store, const KernelCompiler& compile,
                                           const EngineOptions& options, LoadStats& stats);
 
+/// Where `name` stands in a backend's launch names; it is added where it does not.
+uint32_t index_of_name(std::vector<std::string>& names, const std::string& name);
+
 /// Counts the launches of a run of `n_steps` for the test hook (runtime/test_hooks.h): how many of
 /// them may run before the injected failure; all of them in normal life.
 size_t steps_before_failure(size_t n_steps);

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <variant>
 
 #include "compiler/cpu/cpu_compiler.h"
+#include "runtime/rope_row.h"
 #include "runtime/test_hooks.h"
 
 namespace quern {
@@ -66,20 +66,13 @@ Executor::Executor(const Plan& plan, const std::vector<cpu::KernelFunction>& ker
   }
 }
 
-uint32_t Executor::name_index(const std::string& name) {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  if (found != names_.end()) return static_cast<uint32_t>(found - names_.begin());
-  names_.push_back(name);
-  return static_cast<uint32_t>(names_.size() - 1);
-}
-
 void Executor::add_launch(const Step& step) {
   const PathNames names = path_names(plan_.kernels[step.kernel].spec);
   launches_.push_back({.function = kernels_[step.kernel],
                        .rows = step.rows,
                        .few_tokens = names.few_tokens,
-                       .name_few = name_index(names.few),
-                       .name_many = name_index(names.many)});
+                       .name_few = index_of_name(names_, names.few),
+                       .name_many = index_of_name(names_, names.many)});
 }
 
 BoundSteps Executor::bind(std::byte* state, float* logits) const {
@@ -118,12 +111,7 @@ void Executor::fill_rope_rows(const Chunk& chunk, uint32_t worker) {
     const size_t pairs = rope.inverse_frequency.size();
     auto* table = reinterpret_cast<float*>(ropes_[i].data());
     for (size_t row = worker; row < chunk.tokens.size(); row += pool_.size()) {
-      const auto position = static_cast<double>(chunk.start_position + row);
-      for (size_t pair = 0; pair < pairs; ++pair) {
-        const double angle = position * rope.inverse_frequency[pair];
-        table[(row * pairs + pair) * 2] = static_cast<float>(std::cos(angle) * rope.mscale);
-        table[(row * pairs + pair) * 2 + 1] = static_cast<float>(std::sin(angle) * rope.mscale);
-      }
+      fill_rope_row(rope, chunk.start_position + row, table + row * pairs * 2);
     }
   }
 }

@@ -56,7 +56,6 @@ class Executor {
   };
 
   void add_launch(const Step& step);
-  uint32_t name_index(const std::string& name);
   void work(const BoundSteps& steps, const Chunk& chunk, size_t n_steps, uint32_t worker);
   void fill_rope_rows(const Chunk& chunk, uint32_t worker);
 

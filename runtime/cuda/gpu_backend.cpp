@@ -4,11 +4,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "models/error.h"
 #include "runtime/cuda/launch.h"
+#include "runtime/rope_row.h"
 
 namespace quern::cuda {
 namespace {
@@ -44,7 +44,7 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
                           fmt::format("kernel {}", spec_to_text(spec)));
   }
   for (const Step& step : plan.steps) add_step(step);
-  graph_name_ = name_index("launch graph");
+  graph_name_ = index_of_name(names_, "launch graph");
 
   // Everything is allocated before the long work, so that what does not fit is said at once.
   arena_ = DeviceBuffer(device_, plan.arena_bytes, "activations");
@@ -54,6 +54,7 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   const uint64_t counter_bytes = plan.steps.size() * sizeof(uint32_t);
   saturated_ = DeviceBuffer(device_, counter_bytes, "counters");
   host_saturated_ = PinnedBuffer(device_, counter_bytes);
+  std::memset(host_saturated_.data(), 0, counter_bytes);
   saturated_before_.assign(plan.steps.size(), 0);
   stream_.fill(arena_.address(), 0, arena_.bytes());
   stream_.fill(saturated_.address(), 0, saturated_.bytes());
@@ -62,17 +63,11 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   stream_.synchronize();
 }
 
-uint32_t GpuBackend::name_index(const std::string& name) {
-  const auto found = std::find(names_.begin(), names_.end(), name);
-  if (found != names_.end()) return static_cast<uint32_t>(found - names_.begin());
-  names_.push_back(name);
-  return static_cast<uint32_t>(names_.size() - 1);
-}
-
 void GpuBackend::add_step(const Step& step) {
   std::vector<Choice>& choices = choices_.emplace_back();
   const auto add = [&](uint32_t max_rows, uint32_t kernel) {
-    choices.push_back({max_rows, kernel, name_index(launch_name(plan_.kernels[kernel].spec))});
+    choices.push_back(
+        {max_rows, kernel, index_of_name(names_, launch_name(plan_.kernels[kernel].spec))});
   };
   for (const StepVariant& variant : step.variants) add(variant.max_tokens, variant.kernel);
   add(~0U, step.kernel);
@@ -89,12 +84,7 @@ void GpuBackend::upload_ropes(cpu::ThreadPool& pool) {
     std::vector<float> table(size_t{plan_.options.context} * pairs * 2);
     pool.run([&](uint32_t worker) {
       for (size_t position = worker; position < plan_.options.context; position += pool.size()) {
-        float* row = table.data() + position * pairs * 2;
-        for (size_t pair = 0; pair < pairs; ++pair) {
-          const double angle = static_cast<double>(position) * rope.inverse_frequency[pair];
-          row[pair * 2] = static_cast<float>(std::cos(angle) * rope.mscale);
-          row[pair * 2 + 1] = static_cast<float>(std::sin(angle) * rope.mscale);
-        }
+        fill_rope_row(rope, position, table.data() + position * pairs * 2);
       }
     });
     const auto bytes = std::as_bytes(std::span(table));
@@ -128,6 +118,7 @@ void GpuBackend::in_turn(Work&& work) {
     device_->use();
     work();
     stream_.synchronize();
+    note_saturation();
   } catch (const std::exception& error) {
     note_failure(error.what());
     throw;
@@ -255,8 +246,6 @@ void GpuBackend::run(GpuMemory& memory, const Chunk& chunk) {
       enqueue(memory, n_tokens, n_outputs, n_steps);
     }
     count(memory, n_tokens, n_outputs, n_steps);
-    stream_.synchronize();
-    note_saturation();
   });
   if (n_steps < all) fail_at_step(plan_, n_steps);
 }

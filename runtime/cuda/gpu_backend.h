@@ -38,12 +38,11 @@ class GpuBackend final : public Backend {
   };
 
   void add_step(const Step& step);
-  uint32_t name_index(const std::string& name);
   void upload_ropes(cpu::ThreadPool& pool);
   const Choice& choice(size_t step, uint32_t rows) const;
 
-  /// Everything that works on the stream goes through here: turns, the context, and what a failure
-  /// leaves behind.
+  /// Everything that works on the stream goes through here: turns, the context, the wait for the
+  /// work, and what a failure leaves behind.
   template <class Work>
   void in_turn(Work&& work);
   void note_failure(const std::string& what);
