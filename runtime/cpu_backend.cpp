@@ -6,6 +6,7 @@
 
 #include "compiler/cpu/cpu_loader.h"
 #include "runtime/backend.h"
+#include "runtime/clock.h"
 #include "runtime/cpu/thread_pool.h"
 #include "runtime/executor.h"
 #include "runtime/kernels.h"
@@ -72,12 +73,11 @@ class CpuBackend final : public Backend {
                                         const EngineOptions& options, LoadStats& stats) {
     const auto kernels =
         fetch_kernels(plan_, store, compile, pool_.size(), options.progress, stats);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     std::vector<cpu::KernelFunction> functions;
     functions.reserve(kernels.size());
     for (const CompiledKernel& kernel : kernels) functions.push_back(loader_.load(kernel));
-    stats.load_kernels_ms +=
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    stats.load_kernels_ms += milliseconds_since(start);
     return functions;
   }
 

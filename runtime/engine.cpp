@@ -7,6 +7,7 @@
 #include "compiler/compile_kernel.h"
 #include "compiler/cpu/cpu_compiler.h"
 #include "models/error.h"
+#include "runtime/clock.h"
 #include "runtime/engine_impl.h"
 #include "runtime/state_image.h"
 
@@ -44,11 +45,10 @@ std::shared_ptr<Engine> Engine::load(gguf::File file, Plan plan, KernelStore& st
   const bool gpu = is_cuda(plan.target);
   if (!gpu) check_cpu_target(plan.target);
   auto impl = std::make_unique<Impl>(std::move(file), std::move(plan));
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   impl->backend = (gpu ? load_gpu_backend : load_cpu_backend)(impl->file, impl->plan, store,
                                                               compile, options, impl->stats);
-  const auto total =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const auto total = milliseconds_since(start);
   impl->stats.weights_ms = total - impl->stats.compile_ms - impl->stats.load_kernels_ms;
   impl->state_fingerprint = state_fingerprint(impl->plan);
   return std::shared_ptr<Engine>(new Engine(std::move(impl)));

@@ -1,16 +1,11 @@
 #include "runtime/generate.h"
+#include "runtime/clock.h"
 
 #include <algorithm>
 #include <chrono>
 
 namespace quern {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 bool ends_generation(const Tokenizer& tokenizer, TokenId id) {
   const auto& ends = tokenizer.end_of_generation();

@@ -12,15 +12,10 @@
 
 #include "compiler/compile_kernel.h"
 #include "models/error.h"
+#include "runtime/clock.h"
 
 namespace quern {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// The stored kernel that the plan lists, or nothing.
 std::optional<CompiledKernel> look_up(const PlanKernel& wanted, KernelStore& store) {

@@ -13,6 +13,7 @@
 
 #include "models/error.h"
 #include "models/synth/synth.h"
+#include "runtime/clock.h"
 #include "runtime/cpu/thread_pool.h"
 #include "tools/output.h"
 
@@ -47,7 +48,7 @@ MemoryModel::MemoryModel(const synth::Shape& shape, const synth::Mix& mix, uint3
                             human_bytes(available)),
                 "choose a smaller shape or mix, or write it with quern synth and bench the file");
   }
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   descriptor_ = memfd_create(name.c_str(), MFD_CLOEXEC);
   if (descriptor_ < 0) fail(name);
   synth::SynthOptions options;
@@ -70,8 +71,7 @@ MemoryModel::MemoryModel(const synth::Shape& shape, const synth::Mix& mix, uint3
     ::close(descriptor_);
     throw;
   }
-  made_ms_ =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  made_ms_ = milliseconds_since(start);
 }
 
 MemoryModel::~MemoryModel() {

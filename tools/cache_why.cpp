@@ -85,8 +85,7 @@ Plan read_plan(const std::string& source, const PlanFlags& flags, const std::str
     const PlanOptions options = flags.options();
     const gguf::File file = gguf::File::open(source);
     const ModelGraph graph = build_graph(file);
-    return make_plan(graph, options,
-                     choose_target(graph, options, target.empty() ? options.device : target));
+    return plan_for(graph, options, named_target(target.empty() ? options.device : target));
   }
   flags.refuse_for_a_plan();
   if (!target.empty()) {

@@ -14,6 +14,7 @@
 
 #include "models/error.h"
 #include "models/model.h"
+#include "runtime/clock.h"
 #include "tools/bundle.h"
 #include "tools/commands.h"
 #include "tools/common.h"
@@ -84,15 +85,16 @@ void check_store_keeps(const KernelStore::Options& options) {
 }
 
 int run_compile(const CompileFlags& flags) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   PlanOptions options = flags.plan.options();
-  const std::string& named = flags.target.empty() ? options.device : flags.target;
-  if (named != "auto") target_of_device(named);  // no such target: said before the long work
+  // Before the long work: there may be no such target.
+  const std::optional<Target> target =
+      named_target(flags.target.empty() ? options.device : flags.target);
   const KernelStore::Options kept = store_options(flags.plan.store, std::nullopt);
   if (flags.output.empty()) check_store_keeps(kept);
   const gguf::File file = gguf::File::open(flags.model);
   const ModelGraph graph = build_graph(file);
-  const Plan plan = make_plan(graph, options, choose_target(graph, options, named));
+  const Plan plan = plan_for(graph, options, target);
   std::optional<BundleWriter> bundle;
   if (!flags.output.empty()) bundle.emplace(flags.output);
 
@@ -108,8 +110,7 @@ int run_compile(const CompileFlags& flags) {
                    digest);
     }
   }
-  const double ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  const double ms = milliseconds_since(start);
   const size_t kernels = distinct_kernels(plan).size();
   const StoreStats stats = store.stats();
   if (flags.json) {

@@ -40,11 +40,10 @@ Inspection inspect(const InspectFlags& flags) {
   // Types that Quern does not decode are shown too; opening the file to run it then says so.
   Inspection result{gguf::File::open(flags.model, gguf::TensorTypes::any), {}, {}, {}};
   const PlanOptions options = flags.plan.options();
-  if (options.device != "auto") target_of_device(options.device);  // no such device: an error
+  const std::optional<Target> target = named_target(options.device);
   try {
     result.graph = build_graph(gguf::File::open(flags.model));
-    result.plan =
-        make_plan(*result.graph, options, choose_target(*result.graph, options, options.device));
+    result.plan = plan_for(*result.graph, options, target);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::usage) throw;
     result.problem = error;

@@ -16,17 +16,12 @@
 #include "compiler/cpu/cpu_compiler.h"
 #include "models/error.h"
 #include "models/model.h"
+#include "runtime/clock.h"
 #include "tools/bundle.h"
 #include "tools/device_choice.h"
 
 namespace quern::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 bool g_progress_shown = false;
 
@@ -186,7 +181,7 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
   }
   PlanOptions options = flags.plan.options();
   options.all_logits = all_logits;
-  if (options.device != "auto") target_of_device(options.device);  // said before the long work
+  const std::optional<Target> target = named_target(options.device);  // before the long work
   const auto start = Clock::now();
   gguf::File file = gguf::File::open(flags.source);
   const ModelGraph graph = build_graph(file);
@@ -195,7 +190,7 @@ PreparedModel prepare_from_model(const SourceFlags& flags, bool all_logits, uint
     options.context = std::min(min_context, graph.context_length);
   }
   const auto plan_start = Clock::now();
-  Plan plan = make_plan(graph, options, choose_target(graph, options, options.device));
+  Plan plan = plan_for(graph, options, target);
   return {std::move(file), std::move(plan), std::nullopt, open_ms, milliseconds_since(plan_start)};
 }
 

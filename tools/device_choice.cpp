@@ -8,7 +8,6 @@
 
 #include "compiler/cpu/cpu_compiler.h"
 #include "compiler/cuda/cuda_compiler.h"
-#include "compiler/plan.h"
 #include "models/error.h"
 #include "runtime/cuda/device.h"
 #include "runtime/memory.h"
@@ -20,9 +19,8 @@ Target target_of_gpu(const cuda::Device& device) {
   return cuda::make_target(cuda::target_for_device(device.compute_capability()).name);
 }
 
-/// Why the GPU cannot run this model, or empty.
-std::string unfit(const cuda::Device& device, const ModelGraph& graph, const PlanOptions& options) {
-  const Plan plan = make_plan(graph, options, target_of_gpu(device));
+/// Why the device cannot run a plan for it, or empty.
+std::string unfit(const cuda::Device& device, const Plan& plan) {
   const bool keyless = std::ranges::any_of(
       plan.kernels, [](const PlanKernel& kernel) { return kernel.key_digest.empty(); });
   if (keyless) return "NVRTC, which compiles its kernels, was not found: see quern doctor";
@@ -31,6 +29,25 @@ std::string unfit(const cuda::Device& device, const ModelGraph& graph, const Pla
     return fmt::format("it needs {} and {} are free", readable_bytes(needed), readable_bytes(free));
   }
   return {};
+}
+
+/// The plan for the first GPU where that can run it.
+std::optional<Plan> gpu_plan(const ModelGraph& graph, const PlanOptions& options) {
+  if (const std::string problem = cuda::Driver::problem(); !problem.empty()) {
+    spdlog::info("runs on the CPU: {}", problem);
+    return std::nullopt;
+  }
+  std::string reason;
+  try {
+    const std::shared_ptr<cuda::Device> device = cuda::Device::open(0);
+    Plan plan = make_plan(graph, options, target_of_gpu(*device));
+    reason = unfit(*device, plan);
+    if (reason.empty()) return plan;
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  spdlog::warn("runs on the CPU, not on the GPU: {}", reason);
+  return std::nullopt;
 }
 
 }  // namespace
@@ -46,32 +63,20 @@ int device_index(std::string_view device) {
   return index;
 }
 
-Target target_of_device(std::string_view named) {
-  if (named == "auto") return cpu::resolve_target("native");
-  if (named == "cuda" || named.starts_with("cuda:")) {
-    return target_of_gpu(*cuda::Device::open(device_index(named)));
+std::optional<Target> named_target(std::string_view name) {
+  if (name == "auto") return std::nullopt;
+  if (name == "cuda" || name.starts_with("cuda:")) {
+    return target_of_gpu(*cuda::Device::open(device_index(name)));
   }
-  if (named.starts_with("sm_")) return cuda::make_target(named);
-  return cpu::resolve_target(named);
+  if (name.starts_with("sm_")) return cuda::make_target(name);
+  return cpu::resolve_target(name);
 }
 
-Target choose_target(const ModelGraph& graph, const PlanOptions& options, std::string_view named) {
-  if (named != "auto") return target_of_device(named);
-  Target cpu = cpu::resolve_target("native");
-  if (const std::string problem = cuda::Driver::problem(); !problem.empty()) {
-    spdlog::info("runs on the CPU: {}", problem);
-    return cpu;
-  }
-  std::string reason;
-  try {
-    const std::shared_ptr<cuda::Device> device = cuda::Device::open(0);
-    reason = unfit(*device, graph, options);
-    if (reason.empty()) return target_of_gpu(*device);
-  } catch (const Error& error) {
-    reason = error.what();
-  }
-  spdlog::warn("runs on the CPU, not on the GPU: {}", reason);
-  return cpu;
+Plan plan_for(const ModelGraph& graph, const PlanOptions& options,
+              const std::optional<Target>& target) {
+  if (target) return make_plan(graph, options, *target);
+  if (std::optional<Plan> plan = gpu_plan(graph, options)) return *std::move(plan);
+  return make_plan(graph, options, cpu::resolve_target("native"));
 }
 
 }  // namespace quern::tools

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 
-#include "compiler/options.h"
+#include "compiler/plan.h"
 #include "models/graph.h"
 
 namespace quern::tools {
@@ -11,12 +12,14 @@ namespace quern::tools {
 /// Throws Error (`usage`) for what is no device.
 int device_index(std::string_view device);
 
-/// What a plan of the model is made for: `named` is a name of --device or --target. With "auto" it
-/// is the first GPU, where there is one that can run this model and has room for it, else this
-/// machine's CPU; a GPU that is there and is not taken is said on stderr, with the reason. Throws
-/// Error where there is no such device or target.
-Target choose_target(const ModelGraph& graph, const PlanOptions& options, std::string_view named);
-/// The same for a model that cannot be looked at yet: "auto" is this machine's CPU.
-Target target_of_device(std::string_view named);
+/// The target that a name of --device or --target stands for; nothing for "auto", which depends on
+/// the model. Throws Error where there is no such device or target.
+std::optional<Target> named_target(std::string_view name);
+
+/// The model's plan for the target. Without one it is for the first GPU, where there is one that
+/// can run this model and has room for it, else for this machine's CPU; a GPU that is there and is
+/// not taken is said on stderr, with the reason. Throws what make_plan throws.
+Plan plan_for(const ModelGraph& graph, const PlanOptions& options,
+              const std::optional<Target>& target);
 
 }  // namespace quern::tools

@@ -9,17 +9,12 @@
 
 #include "models/error.h"
 #include "models/sha256.h"
+#include "runtime/clock.h"
 #include "runtime/store/key_lock.h"
 #include "runtime/store/store_impl.h"
 
 namespace quern {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 /// The first field in which an entry's key differs from the key asked for.
 std::string key_difference(const KernelKey& has, const KernelKey& wanted) {
