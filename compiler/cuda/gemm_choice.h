@@ -8,7 +8,7 @@
 
 namespace quern::cuda {
 
-/// Fills in how a GEMM is tiled on a target: tile_tokens, tile_cells, stages and decoders; what it
+/// Fills in how a GEMM is tiled on a target: tile_tokens, tile_cells, stages and how warps share row groups; what it
 /// computes (`math`: segments, k, epilogue, ...) stays. `token_class`: the number of tokens that
 /// the kernel is meant for; 8 is the decode kernel, which takes no more, with any other the kernel
 /// takes any number and is fastest near that one. The tiling changes no bit of the result. `reason`

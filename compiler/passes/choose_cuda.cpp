@@ -70,10 +70,10 @@ class TileChooser {
         "gemm of {} rows, k = {}, {}: {} tokens", segments, spec.k, spec_name(spec.epilogue),
         tokens == token_classes[std::size(token_classes) - 1] ? std::string("more")
                                                               : fmt::format("up to {}", tokens));
-    std::string choice =
-        tokens == token_classes[0]
-            ? fmt::format("{} row groups a block, {} decoders each", spec.tile_cells, spec.decoders)
-            : fmt::format("tiles of {} tokens", spec.tile_tokens);
+    std::string choice = tokens == token_classes[0]
+                             ? fmt::format("{} row groups a block, {} warps", spec.tile_cells,
+                                           spec::gemv_warps(spec))
+                             : fmt::format("tiles of {} tokens", spec.tile_tokens);
     if (!explained_.insert(subject).second) return;
     decisions_.push_back({subject, std::move(choice), std::move(reason)});
   }

@@ -38,7 +38,7 @@ struct Shape {
     LaunchShape shape = spec::launch_shape(s, rows);
     // A decode kernel that may begin early must not put two blocks on a multiprocessor that is
     // still half taken: its slowest block is what the next launch waits for.
-    if (s.decoders > 0 && target_traits(plan.target.name).compute_capability >= 90) {
+    if (s.shared_groups > 0 && target_traits(plan.target.name).compute_capability >= 90) {
       shape.shared_bytes = std::max(shape.shared_bytes, more_than_half_of_shared_bytes);
     }
     return shape;
