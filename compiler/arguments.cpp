@@ -221,6 +221,18 @@ struct Lister {
             s.residual != 0 ? read_rows("residual", s.width) : null("residual")};
   }
   List operator()(const spec::RepackSpec&) const { return {}; }
+  List operator()(const spec::SelectSpec& s) const {
+    Argument scratch = rows("scratch", Access::write, 0);
+    scratch.fixed_bytes = spec::select_scratch_bytes(s);
+    Argument counters = rows("counters", Access::update, 0);
+    counters.activation = ActivationForm::counters;
+    counters.fixed_bytes = uint64_t{spec::select_counters(s)} * sizeof(uint32_t);
+    return {{.name = "logits", .kind = BufferKind::logits, .bytes_per_row = floats(s.vocabulary)},
+            {.name = "wish", .kind = BufferKind::wish},
+            {.name = "candidates", .kind = BufferKind::candidates, .access = Access::write},
+            scratch,
+            counters};
+  }
 
  private:
   uint64_t cache_bytes(spec::KvType kv, uint32_t n_head_kv, uint32_t dim) const {

@@ -110,6 +110,8 @@ class PlanChecker {
             return gpu || held.operand == 0;
           } else if constexpr (std::is_same_v<Spec, spec::AddSpec>) {
             return !gpu || held.gate_width == 0;
+          } else if constexpr (std::is_same_v<Spec, spec::SelectSpec>) {
+            return gpu;
           } else {
             return !gpu;
           }
@@ -218,7 +220,11 @@ class PlanChecker {
     const std::string field = fmt::format("steps[{}]", index);
     check_kernel_of(step, step.kernel, field, field + ".kernel");
     check_variants(step, field);
-    const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
+    const spec::AnySpec& spec = plan_.kernels[step.kernel].spec;
+    if (std::holds_alternative<spec::SelectSpec>(spec) && index + 1 != plan_.steps.size()) {
+      refuse(field + ".kernel", "selects before the last step");
+    }
+    const auto arguments = kernel_arguments(spec, plan_);
     check_aliases(step, arguments, field);
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (arguments[i].access == Access::read) continue;
@@ -310,10 +316,17 @@ class PlanChecker {
         if (step.rows != StepRows::outputs) refuse(field, "row numbers in a step of token rows");
         break;
       case BufferKind::logits:
+        if (argument.access == Access::read && !logits_written_) {
+          refuse(field, "is read before any step has written it");
+        }
         if (step.rows != StepRows::outputs ||
             argument.bytes_per_row != uint64_t{plan_.vocabulary} * sizeof(float)) {
           refuse(field, "does not make a row of logits for each requested output");
         }
+        break;
+      case BufferKind::wish:
+      case BufferKind::candidates:
+        if (step.rows != StepRows::outputs) refuse(field, "a selection in a step of token rows");
         break;
     }
   }

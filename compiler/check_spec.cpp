@@ -228,6 +228,10 @@ struct Checker {
     flag("residual", s.residual);
   }
   void operator()(const spec::RepackSpec& s) const { whole_blocks("k", s.type, s.k); }
+  void operator()(const spec::SelectSpec& s) const {
+    range("vocabulary", s.vocabulary, 1, max_width);
+    range("count", s.count, 1, spec::select_most_count);
+  }
 };
 
 }  // namespace

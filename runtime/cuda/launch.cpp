@@ -51,6 +51,9 @@ struct Shape {
                          : spec::attention_prefill_shape(s, rows);
   }
   LaunchShape operator()(const spec::RepackSpec&) const { return {.threads = threads_of_repack}; }
+  LaunchShape operator()(const spec::SelectSpec& s) const {
+    return {.threads = spec::select_threads, .grid_x = spec::select_blocks(s.vocabulary)};
+  }
   template <class Other>
   LaunchShape operator()(const Other&) const {
     throw Error(ErrorKind::failed, fmt::format("kernel family {}", Other::family),

@@ -12,11 +12,12 @@
 #include "templates/spec/norm.h"
 #include "templates/spec/qkv_post.h"
 #include "templates/spec/repack.h"
+#include "templates/spec/select.h"
 
 namespace quern::spec {
 
-using AnySpec =
-    std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec, ExpertsSpec,
-                 GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec, RepackSpec, RouterSpec>;
+using AnySpec = std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec,
+                             ExpertsSpec, GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec,
+                             RepackSpec, RouterSpec, SelectSpec>;
 
 }  // namespace quern::spec

@@ -80,6 +80,7 @@ inline std::vector<NamedSpec> sample_specs() {
   specs.push_back({"gather_operand", GatherSpec{.width = 4096, .operand = 1}});
   specs.push_back({"add", AddSpec{.width = 4096}});
   specs.push_back({"repack", RepackSpec{.type = QuantType::q6_k, .k = 4096, .tier = Tier::mma}});
+  specs.push_back({"select", SelectSpec{.vocabulary = 128256, .count = 256}});
   specs.push_back({"qkv_post", QkvPostSpec{.n_head = 32,
                                            .n_head_kv = 8,
                                            .head_dim = 128,
