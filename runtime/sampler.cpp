@@ -147,7 +147,7 @@ std::optional<SelectionRequest> Sampler::request(const SelectionLimits& limits,
     request.count =
         options_.top_k == 0 ? limits.vocabulary : std::min(options_.top_k, limits.vocabulary);
   }
-  if (request.count > limits.candidates) return std::nullopt;
+  if (limits.candidates == 0 || request.count > limits.candidates) return std::nullopt;
   request.seen = seen_tokens(history, limits.vocabulary, options_);
   if (request.seen.size() > limits.seen) return std::nullopt;
   return request;

@@ -25,9 +25,9 @@ struct SelectionLimits {
 
 /// What a device is asked for in place of a row of logits.
 struct SelectionRequest {
-  uint32_t count = 1;         ///< Candidates.
-  float penalty = 1;          ///< Divides the positive logits of `seen` and multiplies the others.
-  std::vector<TokenId> seen;  ///< In the vocabulary, each once.
+  uint32_t count = 1;  ///< Candidates.
+  float penalty = 1;   ///< Divides the positive logits of `seen` and multiplies the others.
+  std::vector<TokenId> seen = {};  ///< In the vocabulary, each once.
 };
 
 /// The best of a row of logits after the penalty, in order, and what was wrong before it.
