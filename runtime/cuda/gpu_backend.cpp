@@ -70,6 +70,8 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   saturated_before_.assign(plan.steps.size(), 0);
   stream_.fill(arena_.address(), 0, arena_.bytes());
   stream_.fill(saturated_.address(), 0, saturated_.bytes());
+  // All of it is copied to the host, whatever number of candidates is wanted.
+  if (selection_ != nullptr) stream_.fill(candidates_.address(), 0, candidates_.bytes());
   upload_ropes(pool);
   weights_.emplace(file, plan, kernels_, device_, pool, progress);
   stream_.synchronize();

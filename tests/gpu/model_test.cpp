@@ -5,6 +5,7 @@
 
 #include "runtime/test_hooks.h"
 #include "tests/gpu/support/engine.h"
+#include "tests/support/selection.h"
 
 namespace quern::test {
 namespace {
@@ -76,6 +77,26 @@ TEST_P(GpuModelTest, logits_meet_the_bar_and_no_bit_depends_on_chunking) {
 
 TEST_P(GpuModelTest, a_saved_restored_or_branched_session_goes_on_with_the_same_bits) {
   expect_states_to_move(*engine_, *session_, golden_.token_ids);
+}
+
+TEST_P(GpuModelTest, candidates_are_those_of_the_logits) {
+  const std::span<const TokenId> tokens = golden_.token_ids;
+  const auto other = engine_->new_session();
+  const SelectionLimits limits = session_->selection_limits();
+  const std::vector<TokenId> seen(tokens.begin(), tokens.begin() + 1);
+  // A prompt, a token whose launches are recorded, tokens whose launches are replayed.
+  for (const auto& [begin, count] : {std::pair{0U, 9U}, {9U, 1U}, {10U, 1U}, {11U, 1U}}) {
+    const SelectionRequest request{.count = std::min(limits.candidates, 1 + 40 * begin),
+                                   .penalty = begin % 2 == 0 ? 1.0F : 1.3F,
+                                   .seen = begin % 2 == 0 ? std::vector<TokenId>() : seen};
+    const auto part = tokens.subspan(begin, count);
+    const auto logits = session_->feed(part, begin, OutputRows::last);
+    EXPECT_EQ(launches(*session_, "select"), 0U);
+    const Candidates found = other->select(part, begin, request);
+    EXPECT_EQ(launches(*other, "select"), 1U);
+    EXPECT_EQ(found.best, sorted_candidates(logits, request).best);
+    EXPECT_EQ(found.not_finite, 0U);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -24,7 +24,8 @@ inline Candidates sorted_candidates(std::span<const float> logits,
     logit = logit > 0 ? logit / request.penalty : logit * request.penalty;
   }
   if (answer.not_finite > 0) return answer;  // The order of what is no number means nothing.
-  std::ranges::sort(all, comes_before);
+  std::ranges::nth_element(all, all.begin() + request.count, comes_before);
+  std::ranges::sort(all.begin(), all.begin() + request.count, comes_before);
   answer.best.assign(all.begin(), all.begin() + request.count);
   return answer;
 }
