@@ -144,8 +144,8 @@ struct Kernel {
     if (threadIdx.x == 0) notes[place] = static_cast<Key>(not_finite) << 32 | first_not_finite;
   }
 
-  static __device__ __forceinline__ void load_lists(Key* keys, const Key* notes, const Key* lists, u32 first, u32 size, u32 stride,
-                                                    u32 shift, u32& not_finite, u32& first_not_finite) {
+  static __device__ __forceinline__ void load_lists(Key* keys, const Key* notes, const Key* lists, u32 first, u32 size,
+                                                    u32 stride, u32 shift, u32& not_finite, u32& first_not_finite) {
     for (u32 i = threadIdx.x; i < size << shift; i += threads) {
       keys[i] = __ldcg(lists + ((((first + (i >> shift)) * stride) << shift) + (i & ((1u << shift) - 1))));
     }

@@ -109,7 +109,9 @@ TEST(Sampler, top_k_keeps_the_k_best_with_ties_to_the_lowest_ids) {
 std::vector<TokenId> sorted_front(const std::vector<float>& logits, size_t k) {
   std::vector<TokenId> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
-  std::ranges::stable_sort(ids, [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
+  std::ranges::sort(ids, [&](TokenId a, TokenId b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  });
   ids.resize(k);
   return ids;
 }
