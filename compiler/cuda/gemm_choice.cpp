@@ -83,20 +83,21 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
   // Blocks of more than eight warps are short of registers: only where the compiler is known to
   // need no more, and not for short chains, which it unrolls.
   const bool roomy = target.compute_capability / 10 == 9;
-  bool large_cells = s.k >= 2048;
+  bool large_cells = s.k >= 2048, q6_k = false;
   for (uint32_t i = 0; i < s.n_segments; ++i) {
     large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
+    q6_k |= s.segments[i].type == spec::QuantType::q6_k;
   }
   s.tile_tokens = 8;
   s.shared_groups = s.sharers = s.turn_slabs = 0;
   s.tile_cells = share > 2 * most_groups ? 8 : ceil_div(share, ceil_div(share, most_groups));
   if (s.tile_cells <= 2) {
-    share_groups(s, s.tile_cells, 4, s.k >= 8192 ? 8 : 4);
+    share_groups(s, s.tile_cells, 4, roomy && s.k >= 8192 ? 8 : 4);
   } else if (s.tile_cells == 3 && roomy && large_cells) {
     share_groups(s, s.tile_cells, 4, 4);
   } else if (share <= most_groups && s.tile_cells <= (roomy && s.n_segments == 1 ? 7U : 4U)) {
     share_groups(s, s.tile_cells, 2, 4);
-  } else if (roomy && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
+  } else if (roomy && !q6_k && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
     share_groups(s, s.tile_cells % 4, 2, 4);
   }
   s.stages = 2;

@@ -17,7 +17,7 @@ struct Kernel {
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (decode) {
-      ptx::step_in_between();
+      ptx::let_next_launch_begin();  // it waits for the one before itself
     } else {
       ptx::follow_last_launch();
     }

@@ -97,6 +97,32 @@ struct KScales {
   }
 };
 
+/// d and eight-bit scales of Q6_K. Lane t of a quad holds the groups of 16 of plane t of rows g and g + 8.
+struct Q6Scales {
+  float scales[2][4];  ///< [row g, g + 8][group of the plane], for codes as subnormal halves.
+
+  __device__ __forceinline__ void load(const unsigned char* cell, u32 lane, float weight_scale) {
+    const u32 g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) {
+      const float d = ptx::cvt_f32_f16(reinterpret_cast<const unsigned short*>(cell + 256)[g + 8 * h]) *
+                      (weight_scale * unit_scale(h == 0 ? 1 : 16));
+      // 2^23 + 128 + code, less 2^23 + 128: conversions of integers are slow.
+      const u32 codes = reinterpret_cast<const u32*>(cell + (g + 8 * h) * 16)[t] ^ 0x80808080u;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i) {
+        scales[h][i] = d * (__uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7540 + i)) - 8388736.0f);
+      }
+    }
+  }
+  /// A group of a plane of row g (unit 1) or g + 8 (unit 16), from the lane of the quad that holds it; codes less 32.
+  template <u32 unit>
+  __device__ __forceinline__ Line group(u32 plane, u32 i, u32 lane) const {
+    const float scale = __shfl_sync(~0u, scales[unit == 1 ? 0 : 1][i], (lane & ~3u) | plane);
+    return {scale, scale * (-32.0f / unit_scale(unit))};
+  }
+};
+
 struct NoScales {
   __device__ __forceinline__ void load(const unsigned char*, u32, float) {}
 };
@@ -179,7 +205,7 @@ struct Cell<QuantType::q5_k> {
 template <>
 struct Cell<QuantType::q6_k> {
   static constexpr u32 k = 256, header_bytes = 288, plane_bytes = 768;
-  using Scales = detail::NoScales;
+  using Scales = detail::Q6Scales;
   struct Codes {
     uint4 low;
     uint2 high;
@@ -188,25 +214,13 @@ struct Cell<QuantType::q6_k> {
     const unsigned char* data = cell + header_bytes + plane * plane_bytes;
     return {reinterpret_cast<const uint4*>(data)[lane], reinterpret_cast<const uint2*>(data + 512)[lane]};
   }
-  /// d * sc of a group of 16, codes less 32; `d` already has the unit's scale.
-  template <u32 unit>
-  static __device__ __forceinline__ detail::Line line(float d, signed char code) {
-    // 2^23 + 128 + code, less 2^23 + 128: conversions of integers are slow.
-    const float sc = __uint_as_float(static_cast<unsigned char>(code) ^ 0x4b000080u) - 8388736.0f;
-    const float scale = d * sc;
-    return {scale, scale * (-32.0f / detail::unit_scale(unit))};
-  }
-  static __device__ __forceinline__ void decode(const unsigned char* cell, const Codes& codes, const Scales&, u32 plane,
-                                                u32 half, u32 lane, float weight_scale, HalfFragments& a) {
+  static __device__ __forceinline__ void decode(const unsigned char*, const Codes& codes, const Scales& scales, u32 plane,
+                                                u32 half, u32 lane, float, HalfFragments& a) {
     const uint2 v = detail::words_of_half(codes.low, half);
-    const u32 high = half == 0 ? codes.high.x : codes.high.y, g = lane >> 2;
-    const unsigned short* d = reinterpret_cast<const unsigned short*>(cell + 256);
-    const float low_d = ptx::cvt_f32_f16(d[g]) * (weight_scale * detail::unit_scale(1));
-    const float high_d = ptx::cvt_f32_f16(d[g + 8]) * (weight_scale * detail::unit_scale(16));
-    const char2 sl = *reinterpret_cast<const char2*>(cell + g * 16 + 4 * plane + 2 * half);
-    const char2 sh = *reinterpret_cast<const char2*>(cell + (g + 8) * 16 + 4 * plane + 2 * half);
-    detail::fragments_of<2>(v.x, high, 0, line<1>(low_d, sl.x), line<16>(high_d, sh.x), a[0]);
-    detail::fragments_of<2>(v.y, high, 2, line<1>(low_d, sl.y), line<16>(high_d, sh.y), a[1]);
+    const u32 high = half == 0 ? codes.high.x : codes.high.y;
+    detail::fragments_of<2>(v.x, high, 0, scales.group<1>(plane, half * 2, lane), scales.group<16>(plane, half * 2, lane), a[0]);
+    detail::fragments_of<2>(v.y, high, 2, scales.group<1>(plane, half * 2 + 1, lane),
+                            scales.group<16>(plane, half * 2 + 1, lane), a[1]);
   }
 };
 

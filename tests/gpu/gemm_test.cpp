@@ -228,7 +228,7 @@ INSTANTIATE_TEST_SUITE_P(All, GemmTile,
                                          NamedTile{"tile_128", {128, 8, 4}},
                                          NamedTile{"tile_256", {256, 8, 2}},
                                          NamedTile{"one_warp", {8, 7, 3}},
-                                         NamedTile{"turns", {8, 3, 2, 3, 4, 4}},
+                                         NamedTile{"turns", {8, 2, 2, 2, 4, 4}},
                                          NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
                                          NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
                          [](const auto& tile) { return tile.param.name; });

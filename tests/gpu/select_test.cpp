@@ -224,10 +224,11 @@ INSTANTIATE_TEST_SUITE_P(All, SelectVocabulary,
 TEST(SelectMutants, fail_the_comparison) {
   QUERN_NEED_GPU();
   std::mt19937 random(5);
-  const spec::SelectSpec s = select_spec(32000, 256);
+  // Two lists a slice: where they lie in turn, forwards and backwards, they merge wrongly.
+  const spec::SelectSpec s = select_spec(32000, 512);
   const std::vector<float> row = make_row(s.vocabulary, Kind::ties, random);
   const SelectionRequest request{
-      .count = 256, .penalty = 1.5F, .seen = random_ids(s.vocabulary, 64, random)};
+      .count = 512, .penalty = 1.5F, .seen = random_ids(s.vocabulary, 64, random)};
   const Candidates expected = sorted_candidates(row, request);
   const std::pair<const char*, const char*> changes[] = {
       {"static_cast<u32>(~id)", "id"},                           // ties to the highest id
@@ -239,7 +240,7 @@ TEST(SelectMutants, fail_the_comparison) {
   for (const auto& [from, to] : changes) {
     Selection selection(s, compile_mutant(s, "templates/cuda/select.cuh", from, to));
     selection.set_logits(row);
-    EXPECT_NE(selection.run(request).best, expected.best) << to;
+    EXPECT_NE(selection.run(request).best, expected.best) << from;
   }
 }
 

@@ -31,34 +31,44 @@ struct AttentionBlock {
     return s.softcap > 0 ? 1.44269502f : s.scale * 1.44269502f * args.out_scale;
   }
 
-  /// Starts copying rows [first, first + keys) of one KV head; rows from `end` on become zeros.
-  template <u32 width, u32 pitch, u32 threads>
+  /// Starts copying rows [first, first + keys) of one KV head; rows from `end` on become zeros. With `hole` row `end` is left as it
+  /// is: nobody has written it yet.
+  template <u32 width, u32 pitch, u32 threads, bool hole = false>
   static __device__ __forceinline__ void stage(const KernelArgs& args, u32 buffer, u32 kv_head, u32 first, u32 end,
                                                unsigned char* shared) {
-    constexpr u32 row_bytes = kv_row_bytes<s.kv>(width);
-    const unsigned char* rows = static_cast<const unsigned char*>(args.buffers[buffer]) +
-                                (static_cast<size_t>(kv_head) * args.kv_capacity + first) * row_bytes;
-    if constexpr (s.kv == KvType::f16) {
-      const u32 to = ptx::shared_address(shared);
-      for (u32 i = threadIdx.x; i < keys * (width / 8); i += threads) {
-        const u32 row = i / (width / 8), piece = i % (width / 8);
-        const bool inside = first + row < end;
-        ptx::cp_async_cg_16_or_zero(to + row * pitch + piece * 16,
-                                    rows + (inside ? static_cast<size_t>(row) * row_bytes + piece * 16 : 0), inside ? 16 : 0);
-      }
-    } else {
-      for (u32 i = threadIdx.x; i < keys * (width / 2); i += threads) {
-        const u32 row = i / (width / 2), pair = i % (width / 2);
-        u32 halves = 0;
-        if (first + row < end) {
-          const unsigned char* from = rows + static_cast<size_t>(row) * row_bytes;
-          const float low = kv_load<s.kv>(from, pair * 2), high = kv_load<s.kv>(from, pair * 2 + 1);
-          halves = ptx::cvt_rn_f16x2_f32(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
-        }
-        *reinterpret_cast<u32*>(shared + row * pitch + pair * 4) = halves;
-      }
+    for (u32 i = threadIdx.x; i < keys * (width / piece_values); i += threads) {
+      const u32 row = i / (width / piece_values);
+      if (hole && first + row == end) continue;
+      stage_piece<width>(args, buffer, kv_head, first + row, first + row < end, i % (width / piece_values), shared + row * pitch);
     }
     ptx::cp_async_commit_group();
+  }
+  /// Row `row` alone, which is that of `first` + some key of the block.
+  template <u32 width, u32 pitch, u32 threads>
+  static __device__ __forceinline__ void stage_row(const KernelArgs& args, u32 buffer, u32 kv_head, u32 first, u32 row,
+                                                   unsigned char* shared) {
+    for (u32 i = threadIdx.x; i < width / piece_values; i += threads) {
+      stage_piece<width>(args, buffer, kv_head, row, true, i, shared + (row - first) * pitch);
+    }
+    ptx::cp_async_commit_group();
+  }
+  static constexpr u32 piece_values = s.kv == KvType::f16 ? 8 : 2;
+  /// A piece of a row, or zeros.
+  template <u32 width>
+  static __device__ __forceinline__ void stage_piece(const KernelArgs& args, u32 buffer, u32 kv_head, u32 row, bool there, u32 piece,
+                                                     unsigned char* to) {
+    const unsigned char* from = static_cast<const unsigned char*>(args.buffers[buffer]) +
+                                (static_cast<size_t>(kv_head) * args.kv_capacity + (there ? row : 0)) * kv_row_bytes<s.kv>(width);
+    if constexpr (s.kv == KvType::f16) {
+      ptx::cp_async_cg_16_or_zero(ptx::shared_address(to) + piece * 16, from + (there ? piece * 16 : 0), there ? 16 : 0);
+    } else {
+      u32 halves = 0;
+      if (there) {
+        const float low = kv_load<s.kv>(from, piece * 2), high = kv_load<s.kv>(from, piece * 2 + 1);
+        halves = ptx::cvt_rn_f16x2_f32(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
+      }
+      *reinterpret_cast<u32*>(to + piece * 4) = halves;
+    }
   }
 
   /// Scores of `pieces` n8 key pieces from key `first_key` of the staged block: c = sum over dims, ascending k16.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "templates/cuda/attention/block.cuh"
+#include "templates/cuda/ptx/dependency.cuh"
 #include "templates/spec/attention_launch.h"
 
 namespace quern::cuda {
@@ -8,6 +9,7 @@ namespace quern::cuda {
 /// Flash attention of one token: a block of four warps runs one segment for the query heads of one KV head (the rows of the
 /// fragments), in the prefill's order: each warp scores a quarter of a block's keys, all warps then hold the whole block's probabilities,
 /// and each sums its quarter of the value dims. The last block of a KV head to finish folds the segments, ascending.
+/// Its first keys and values come before its turn, all but the newest, which the launch before writes.
 /// Buffer 5: partial results f32 [head][segment][2 + value dim]; 6: a counter for each KV head, zero between launches.
 template <spec::AttentionSpec s>
 struct AttentionDecode {
@@ -24,7 +26,7 @@ struct AttentionDecode {
     const u32 first = B::first_block(position), last = position / s.block_keys;
     constexpr u32 segment_blocks = s.segment_keys / s.block_keys;
     const u32 first_segment = first / segment_blocks, last_segment = last / segment_blocks;
-    if (segment < first_segment || segment > last_segment) return;
+    if (segment < first_segment || segment > last_segment) return;  // the block of the newest key waits for the launch before
     const float scale = B::exponent_scale(args);
     RunningRow row;
     float o[o_pieces][4] = {};
@@ -69,20 +71,26 @@ struct AttentionDecode {
     unsigned char* k_shared = shared + 16 * B::k_pitch;
     unsigned char* v_shared = k_shared + B::k_bytes;
     float* s_shared = reinterpret_cast<float*>(v_shared + B::v_bytes);
-    const u32 end = position + 1;
+    const u32 end = position + 1, first_key = first * s.block_keys;
+    B::template stage<s.head_dim, B::k_pitch, threads, true>(args, 1, kv_head, first_key, position, k_shared);
+    B::template stage<s.value_dim, B::v_pitch, threads, true>(args, 2, kv_head, first_key, position, v_shared);
+    ptx::wait_for_last_launch();
+    if (position / s.block_keys == first) {
+      B::template stage_row<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, first_key, position, k_shared);
+      B::template stage_row<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, first_key, position, v_shared);
+    }
     for (u32 i = threadIdx.x; i < 16 * s.head_dim / 2; i += threads) {
       const u32 r = i / (s.head_dim / 2), pair = i % (s.head_dim / 2);
       const u32* q = static_cast<const u32*>(args.buffers[0]) + (kv_head * group + r) * (s.head_dim / 2);
       reinterpret_cast<u32*>(q_shared + r * B::k_pitch)[pair] = r < group ? q[pair] : 0;
     }
-    B::template stage<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, first * s.block_keys, end, k_shared);
     const u32 q_address = ptx::shared_address(q_shared) + (lane & 15) * B::k_pitch + (lane >> 4) * 16;
     const int positions[2] = {static_cast<int>(position), static_cast<int>(position)};
     for (u32 block = first; block <= last; ++block) {
       const u32 key0 = block * s.block_keys, own = warp * warp_pieces * 8;
       ptx::cp_async_wait_group<0>();
       __syncthreads();
-      B::template stage<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, key0, end, v_shared);
+      if (block > first) B::template stage<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, key0, end, v_shared);
       float mine[warp_pieces][4];
       B::template scores<warp_pieces>(k_shared, own, lane, mine,
                                       [&](u32 step, u32(&a)[4]) { ptx::ldmatrix_x4(a, q_address + step * 32); });
