@@ -37,6 +37,8 @@ enum class ActivationForm {
              ///< rows, requested outputs as well as tokens.
   counters,  ///< GPU: `fixed_bytes` of u32 that are zero between launches. Filled with zeros once;
              ///< they share their bytes with nothing.
+  kept,  ///< GPU: `fixed_bytes` that a step of StepRun::once writes; they share their bytes with
+         ///< nothing. Counted as weights.
 };
 
 /// An activation in the arena: `bytes_per_row` for each of `rows` rows at `offset` (64-byte
@@ -80,6 +82,18 @@ struct StateBuffer {
 
 enum class StepRows { tokens, outputs };
 
+/// Rows up to which a launch of a plan with `few` and `many` steps has few.
+inline constexpr uint32_t few_rows = 64;
+
+/// Which launches a step belongs to. All but `always` are of fast GPU plans, where some GEMMs of
+/// many rows are cuBLASLt's (docs/gpu.md, "The cuBLASLt route").
+enum class StepRun {
+  always,
+  few,   ///< Launches of at most `few_rows` rows ...
+  many,  ///< ... and of more.
+  once,  ///< None: it runs when the plan is loaded, reads weights and writes `kept` buffers.
+};
+
 /// A kernel for launches of few rows: computes the same bits as the step's general one.
 struct StepVariant {
   uint32_t max_tokens = 0;  ///< Rows of a launch at most.
@@ -94,6 +108,7 @@ struct Step {
   std::vector<StepVariant> variants;
   std::vector<BufferRef> buffers;  ///< In the family's order.
   StepRows rows = StepRows::tokens;
+  StepRun run = StepRun::always;
   int32_t layer = -1;
   std::string name;  ///< For people: "blk.3 qkv".
   /// GPU: powers of two that the kernel is launched with (templates/cuda/abi.h): of the f16 operand
@@ -104,7 +119,7 @@ struct Step {
 struct PlanKernel {
   spec::AnySpec spec;
   std::string key_digest;  ///< KernelKey::digest() for the plan's target; empty where its compiler
-                           ///< (NVRTC) is not on the machine that planned.
+                           ///< (NVRTC) is not on the machine that planned, and for a library's.
   std::string entry_digest;  ///< Digest of the compiled entry; set by `compile`, empty before.
 };
 
@@ -116,7 +131,7 @@ struct Decision {
 /// Bytes by class, at the plan's context and chunk. Weights: what is repacked and, on the GPU,
 /// uploaded (what is read in place from the file counts nothing). Workspace: activations, logits,
 /// token ids and RoPE tables. Overhead: the scratch of one worker thread, or the GPU's
-/// staging_bytes.
+/// staging_bytes and, where a step is cuBLASLt's, library_workspace_bytes.
 struct CapacityAccount {
   uint64_t weights = 0, kv = 0, recurrent = 0, workspace = 0, overhead = 0;
   uint64_t total() const { return weights + kv + recurrent + workspace + overhead; }
@@ -151,6 +166,13 @@ uint32_t operand_rows(uint32_t chunk);
 
 /// Device memory in which a GPU plan's weights are staged, raw, on their way to their cells.
 inline constexpr uint64_t staging_bytes = uint64_t{64} << 20;
+/// Device memory that cuBLASLt's algorithms may use.
+inline constexpr uint64_t library_workspace_bytes = uint64_t{32} << 20;
+
+/// Whether a launch of so many rows of a step takes place.
+bool runs(const Step& step, uint32_t rows);
+/// Whether a step of the plan is cuBLASLt's.
+bool needs_library(const Plan& plan);
 
 /// The account of a plan whose buffers, weights, states and kernels are set.
 CapacityAccount account_of(const Plan& plan);

@@ -23,6 +23,7 @@ struct Program {
     std::vector<Variant> variants = {};  ///< As Step::variants; set by choose.
     std::vector<BufferRef> buffers;
     StepRows rows = StepRows::tokens;
+    StepRun run = StepRun::always;
     int32_t layer = -1;
     std::string name;
   };
@@ -72,6 +73,20 @@ void choose(Program& program, const PlanOptions& options, const Target& target);
 /// Error
 /// (`failed`) naming the launch that no GPU kernel computes.
 void choose_cuda(Program& program, const PlanOptions& options, const Target& target);
+
+/// Whether cuBLASLt may compute launches of more than `few_rows` rows of a GEMM: in fast mode,
+/// where there are such launches and the rows fit the library's alignment.
+bool library_runs(const spec::GemmSpec& gemm, uint32_t most_rows, const PlanOptions& options);
+
+/// Fast mode on a GPU: puts the steps of cuBLASLt's route beside every GEMM that it may compute,
+/// and lists each as relaxed. `keep`: the weights' plain rows stay in memory. Changes nothing in
+/// exact mode.
+void relax(Program& program, const PlanOptions& options, const Target& target, bool keep);
+
+/// A GEMM may add to its residual in place: where nothing reads the residual afterwards, its buffer
+/// becomes the output's, which keeps the residual stream in one place. A second time it changes
+/// nothing.
+void add_residuals_in_place(Program& program);
 
 /// Shares activation bytes by liveness, sizes the state and the weights, and sets every offset.
 void lay_out(Program& program, const Sizes& sizes, const Target& target);

@@ -8,6 +8,7 @@
 #include "templates/spec/embed.h"
 #include "templates/spec/gdn.h"
 #include "templates/spec/gemm.h"
+#include "templates/spec/library_gemm.h"
 #include "templates/spec/moe.h"
 #include "templates/spec/norm.h"
 #include "templates/spec/qkv_post.h"
@@ -15,8 +16,8 @@
 
 namespace quern::spec {
 
-using AnySpec =
-    std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec, ExpertsSpec,
-                 GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec, RepackSpec, RouterSpec>;
+using AnySpec = std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec,
+                             ExpertsSpec, FinishSpec, FlattenSpec, GatherSpec, GemmSpec, GroupSpec,
+                             MatmulSpec, NormSpec, QkvPostSpec, RepackSpec, RouterSpec, UnpackSpec>;
 
 }  // namespace quern::spec
