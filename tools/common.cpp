@@ -74,7 +74,7 @@ void add_plan_flags(CLI::App& app, PlanFlags& flags) {
           ->type_name("N")
           ->check(CLI::Range(1U, 1U << 20)));
   fixed(
-      app.add_option("--numerics", flags.numerics, "exact, or fast where the plan can relax a step")
+      app.add_option("--numerics", flags.numerics, "exact, or fast: some steps are relaxed, and the plan lists them")
           ->type_name("MODE")
           ->check(CLI::IsMember({"exact", "fast"}))
           ->capture_default_str());
