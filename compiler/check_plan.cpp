@@ -35,7 +35,7 @@ class PlanChecker {
     check_layout();
     for (size_t i = 0; i < plan_.steps.size(); ++i) check_step(i);
     check_order(1);
-    if (plan_.options.chunk > few_rows) check_order(few_rows + 1);
+    if (plan_.few_rows > 0) check_order(plan_.few_rows + 1);
     check_overlaps();
     check_account();
   }
@@ -66,6 +66,7 @@ class PlanChecker {
       refuse("max_outputs", fmt::format("{} is not in 1 to the chunk", plan_.max_outputs));
     }
     if (plan_.vocabulary == 0) refuse("vocabulary", "is empty");
+    if (plan_.few_rows >= options.chunk) refuse("few_rows", "are as many as a chunk has");
     for (size_t i = 0; i < plan_.ropes.size(); ++i) {
       const Rope& rope = plan_.ropes[i];
       if (rope.inverse_frequency.size() * 2 != rope.n_rot) {
@@ -233,6 +234,9 @@ class PlanChecker {
     if (!is_cuda(plan_.target) || plan_.options.numerics != Numerics::fast) {
       refuse(field + (relaxed ? ".kernel" : ".run"), "belongs to fast GPU plans alone");
     }
+    if (plan_.few_rows == 0 && (step.run == StepRun::few || step.run == StepRun::many)) {
+      refuse(field + ".run", "counts rows, and the plan does not say how many are few");
+    }
     if (relaxed && step.run == StepRun::once) refuse(field + ".run", "cuBLASLt runs in launches");
     if (step.run != StepRun::once) return;
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -256,7 +260,7 @@ class PlanChecker {
     for (size_t at = 0; at < plan_.steps.size(); ++at) {
       const Step& step = plan_.steps[at];
       const uint32_t n = step.rows == StepRows::outputs ? outputs : rows;
-      if (step.run != StepRun::once && !runs(step, n)) continue;
+      if (step.run != StepRun::once && !runs(plan_, step, n)) continue;
       const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
       for (size_t i = 0; i < arguments.size(); ++i) {
         const BufferRef& buffer = step.buffers[i];
@@ -307,7 +311,7 @@ class PlanChecker {
 
   void check_variants(const Step& step, const std::string& field) const {
     const uint32_t rows = step.rows == StepRows::outputs ? plan_.max_outputs : plan_.options.chunk;
-    const uint32_t most = step.run == StepRun::few ? std::min(rows, few_rows) : rows;
+    const uint32_t most = step.run == StepRun::few ? std::min(rows, plan_.few_rows) : rows;
     const spec::AnySpec& general = plan_.kernels[step.kernel].spec;
     if (kernel_rows(general) < most) refuse(field + ".kernel", "makes too few rows");
     uint32_t last = 0;

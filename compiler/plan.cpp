@@ -71,14 +71,14 @@ uint32_t kv_capacity(uint32_t context) {
                             : (context + granule - 1) / granule * granule;
 }
 
-bool runs(const Step& step, uint32_t rows) {
+bool runs(const Plan& plan, const Step& step, uint32_t rows) {
   switch (step.run) {
     case StepRun::always:
       return rows > 0;
     case StepRun::few:
-      return rows > 0 && rows <= few_rows;
+      return rows > 0 && rows <= plan.few_rows;
     case StepRun::many:
-      return rows > few_rows;
+      return rows > plan.few_rows;
     case StepRun::once:
       break;
   }
@@ -139,8 +139,12 @@ Plan build(const ModelGraph& graph, const PlanOptions& options, const Target& ta
 
   const ModelGraph selected = passes::select_outputs(graph, decisions);
   passes::Program program = passes::fuse(selected);
+  if (plan.options.numerics == Numerics::fast && is_cuda(target)) {
+    program.keep_plain_weights = keep;
+    program.few_rows = keep ? passes::few_rows_of_kept : passes::few_rows_of_decoded;
+  }
   passes::choose(program, plan.options, target);
-  passes::relax(program, plan.options, target, keep);
+  passes::relax(program, plan.options);
   passes::lay_out(program,
                   {.chunk = plan.options.chunk,
                    .max_outputs = plan.max_outputs,
@@ -153,6 +157,7 @@ Plan build(const ModelGraph& graph, const PlanOptions& options, const Target& ta
   plan.weights = std::move(program.weights);
   plan.states = std::move(program.states);
   plan.state_bytes = program.state_bytes;
+  plan.few_rows = program.few_rows;
   plan.decisions = std::move(decisions);
   plan.decisions.insert(plan.decisions.end(), program.decisions.begin(), program.decisions.end());
   plan.capacity = account_of(plan);

@@ -82,14 +82,11 @@ struct StateBuffer {
 
 enum class StepRows { tokens, outputs };
 
-/// Rows up to which a launch of a plan with `few` and `many` steps has few.
-inline constexpr uint32_t few_rows = 64;
-
 /// Which launches a step belongs to. All but `always` are of fast GPU plans, where some GEMMs of
 /// many rows are cuBLASLt's (docs/gpu.md, "The cuBLASLt route").
 enum class StepRun {
   always,
-  few,   ///< Launches of at most `few_rows` rows ...
+  few,   ///< Launches of at most Plan::few_rows rows ...
   many,  ///< ... and of more.
   once,  ///< None: it runs when the plan is loaded, reads weights and writes `kept` buffers.
 };
@@ -153,6 +150,7 @@ struct Plan {
   std::vector<WeightBinding> weights;
   std::vector<StateBuffer> states;
   uint64_t state_bytes = 0;
+  uint32_t few_rows = 0;  ///< What `few` and `many` steps count as few; 0 in plans without them.
   std::vector<Step> steps;
   std::vector<Decision> decisions;
   CapacityAccount capacity;
@@ -169,8 +167,8 @@ inline constexpr uint64_t staging_bytes = uint64_t{64} << 20;
 /// Device memory that cuBLASLt's algorithms may use.
 inline constexpr uint64_t library_workspace_bytes = uint64_t{32} << 20;
 
-/// Whether a launch of so many rows of a step takes place.
-bool runs(const Step& step, uint32_t rows);
+/// Whether a launch of so many rows of a step of the plan takes place.
+bool runs(const Plan& plan, const Step& step, uint32_t rows);
 /// Whether a step of the plan is cuBLASLt's.
 bool needs_library(const Plan& plan);
 

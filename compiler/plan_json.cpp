@@ -396,8 +396,10 @@ std::string plan_to_json(const Plan& plan) {
       {"capacity", to_json(plan.capacity)},    {"arena_bytes", plan.arena_bytes},
       {"state_bytes", plan.state_bytes},       {"ropes", list_to_json(plan.ropes)},
       {"kernels", list_to_json(plan.kernels)}, {"activations", list_to_json(plan.activations)},
-      {"weights", list_to_json(plan.weights)}, {"states", list_to_json(plan.states)},
-      {"steps", list_to_json(plan.steps)},     {"decisions", list_to_json(plan.decisions)}};
+      {"weights", list_to_json(plan.weights)}, {"states", list_to_json(plan.states)}};
+  if (plan.few_rows != 0) json["few_rows"] = plan.few_rows;
+  json["steps"] = list_to_json(plan.steps);
+  json["decisions"] = list_to_json(plan.decisions);
   std::string text = "{\n";
   bool first = true;
   for (const auto& [key, value] : json.items()) {
@@ -430,8 +432,10 @@ Plan plan_from_json(std::string_view text, std::string_view name) {
         .refuse(
             fmt::format("this build reads version {} of plans, not {}", Plan::version, version));
   }
-  c.has_only(18);
+  const bool relaxed = c.has("few_rows");
+  c.has_only(relaxed ? 19 : 18);
   Plan plan;
+  if (relaxed) plan.few_rows = c.at("few_rows").u32();
   plan.architecture = c.at("architecture").text();
   plan.model_name = c.at("model_name").text();
   plan.model_fingerprint = c.at("model_fingerprint").text();

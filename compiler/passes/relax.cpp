@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "compiler/compile_kernel.h"
 #include "compiler/passes/passes.h"
 #include "compiler/spec_names.h"
 
@@ -26,16 +25,19 @@ bool is_glu(const spec::GemmSpec& gemm) {
 /// Puts the route's steps beside the GEMMs of a program.
 class Relaxer {
  public:
-  Relaxer(Program& program, const PlanOptions& options, bool keep)
-      : program_(program), options_(options), keep_(keep) {}
+  Relaxer(Program& program, const PlanOptions& options)
+      : program_(program),
+        options_(options),
+        few_rows_(program.few_rows),
+        keep_(program.keep_plain_weights) {}
 
   void run() {
     std::vector<Launch> launches = std::exchange(program_.launches, {});
     for (Launch& launch : launches) {
       const auto* gemm = std::get_if<spec::GemmSpec>(&launch.spec);
       gemms_ += gemm != nullptr ? 1 : 0;
-      const bool relaxed = gemm != nullptr && library_runs(*gemm, most_rows(launch), options_);
-      if (gemm != nullptr && !relaxed && most_rows(launch) > few_rows) explain_exact(launch);
+      const bool relaxed = gemm != nullptr && library_runs(*gemm, most_rows(launch), few_rows_);
+      if (gemm != nullptr && !relaxed && most_rows(launch) > few_rows_) explain_exact(launch);
       if (relaxed) launch.run = StepRun::few;
       program_.launches.push_back(std::move(launch));
       if (relaxed) add_route();
@@ -45,9 +47,10 @@ class Relaxer {
                       : fmt::format("fast, with {} of {} GEMMs relaxed", relaxed_, gemms_);
     const std::string reason =
         relaxed_ == 0
-            ? fmt::format("no GEMM of more than {} rows is one that cuBLASLt computes", few_rows)
+            ? fmt::format("no GEMM of more than {} rows is one that cuBLASLt computes", few_rows_)
             : "they are listed below; all else is as in exact mode";
     program_.decisions.push_back({"numerics", choice, reason});
+    if (relaxed_ == 0) program_.few_rows = 0;
     decisions_.append_to(program_.decisions);
   }
 
@@ -105,7 +108,7 @@ class Relaxer {
     ++relaxed_;
     decisions_.add(
         gemm.layer, subject(gemm),
-        fmt::format("relaxed: cuBLASLt where a launch has more than {} rows", few_rows),
+        fmt::format("relaxed: cuBLASLt where a launch has more than {} rows", few_rows_),
         fmt::format("its sums over k are f32 in the library's order; weights {}",
                     keep_ ? "are kept decoded, as there is room" : "decode before each product"));
   }
@@ -137,6 +140,7 @@ class Relaxer {
 
   Program& program_;
   const PlanOptions& options_;
+  uint32_t few_rows_;
   bool keep_;
   size_t gemms_ = 0, relaxed_ = 0;
   LayerDecisions decisions_;
@@ -144,15 +148,14 @@ class Relaxer {
 
 }  // namespace
 
-bool library_runs(const spec::GemmSpec& gemm, uint32_t most_rows, const PlanOptions& options) {
-  return options.numerics == Numerics::fast && most_rows > few_rows &&
-         rows_of_segments(gemm) % 8 == 0;
+bool library_runs(const spec::GemmSpec& gemm, uint32_t most_rows, uint32_t few_rows) {
+  return few_rows > 0 && most_rows > few_rows && rows_of_segments(gemm) % 8 == 0;
 }
 
-void relax(Program& program, const PlanOptions& options, const Target& target, bool keep) {
-  if (options.numerics != Numerics::fast || !is_cuda(target)) return;
+void relax(Program& program, const PlanOptions& options) {
+  if (program.few_rows == 0) return;
   add_residuals_in_place(program);
-  Relaxer(program, options, keep).run();
+  Relaxer(program, options).run();
 }
 
 }  // namespace quern::passes

@@ -229,7 +229,7 @@ void GpuBackend::enqueue(GpuMemory& memory, uint32_t n_tokens, uint32_t n_output
   stream_.copy_to_device(inputs_.address(), {host_inputs_.data(), input_bytes(n_tokens)});
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (!runs(plan_.steps[i], rows)) continue;
+    if (!runs(plan_, plan_.steps[i], rows)) continue;
     launch(plan_.steps[i], choice(i, rows).kernel, rows, memory.args_[i]);
   }
   if (n_outputs > 0) {
@@ -242,7 +242,7 @@ void GpuBackend::count(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs,
                        size_t n_steps) const {
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (runs(plan_.steps[i], rows)) ++memory.launches_[choice(i, rows).name];
+    if (runs(plan_, plan_.steps[i], rows)) ++memory.launches_[choice(i, rows).name];
   }
 }
 

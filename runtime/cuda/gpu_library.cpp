@@ -46,7 +46,7 @@ GpuLibrary::GpuLibrary(const std::shared_ptr<Device>& device, const Plan& plan) 
     if (!is_library(plan.kernels[step.kernel].spec)) continue;
     const spec::MatmulSpec& s = spec_of(step);
     const uint32_t most = most_rows(plan, step);
-    for (uint32_t rows = few_rows + 1; rows <= most;) {
+    for (uint32_t rows = plan.few_rows + 1; rows <= most;) {
       const uint32_t m = size_of(step, rows);
       gemms_.try_emplace(std::make_tuple(m, s.rows, s.k), workspace, m, s.rows, s.k);
       rows = m + 1;

@@ -29,6 +29,7 @@ using testing::IsEmpty;
 using testing::Not;
 using Json = nlohmann::ordered_json;
 
+constexpr uint32_t chunk = 320;
 constexpr uint64_t plenty = uint64_t{1} << 40;
 
 ModelGraph small_graph() {
@@ -37,12 +38,12 @@ ModelGraph small_graph() {
 }
 
 Plan plan_of(const ModelGraph& graph, PlanOptions options, const char* target = "sm_90a") {
-  if (options.context == 0) options.context = 256;
+  if (options.context == 0) options.context = 512;
   return make_plan(graph, options, cuda::make_target(target));
 }
 Plan fast_plan(uint64_t free_bytes = 0) {
   return plan_of(small_graph(),
-                 {.chunk = 96, .numerics = Numerics::fast, .free_bytes = free_bytes});
+                 {.chunk = chunk, .numerics = Numerics::fast, .free_bytes = free_bytes});
 }
 
 std::string_view family(const Plan& plan, const Step& step) {
@@ -81,18 +82,18 @@ TEST(Relax, each_gemm_of_many_rows_has_its_route_and_its_line) {
   }
   EXPECT_THAT(plan.decisions,
               Contains(Field(&Decision::choice, "fast, with 5 of 9 GEMMs relaxed")));
-  EXPECT_THAT(describe_plan(plan), HasSubstr("matmul [more than 64 rows]"));
-  EXPECT_THAT(describe_plan(plan), HasSubstr("[up to 64 rows]"));
+  EXPECT_THAT(describe_plan(plan), HasSubstr("matmul [more than 256 rows]"));
+  EXPECT_THAT(describe_plan(plan), HasSubstr("[up to 256 rows]"));
   EXPECT_THAT(describe_plan(plan), HasSubstr("by cuBLASLt"));
 }
 
 TEST(Relax, launches_of_few_rows_are_those_of_the_exact_plan) {
-  const Plan exact = plan_of(small_graph(), {.chunk = 96}), fast = fast_plan();
+  const Plan exact = plan_of(small_graph(), {.chunk = chunk}), fast = fast_plan();
   std::vector<std::string> in_exact, in_fast;
-  for (const uint32_t rows : {1U, 8U, 9U, 64U}) {
+  for (const uint32_t rows : {1U, 8U, 9U, 64U, 65U, 256U}) {
     const auto list = [&](const Plan& plan, std::vector<std::string>& out) {
       for (const Step& step : plan.steps) {
-        if (!runs(step, rows)) continue;
+        if (!runs(plan, step, rows)) continue;
         uint32_t kernel = step.kernel;
         for (const StepVariant& variant : std::views::reverse(step.variants)) {
           if (rows <= variant.max_tokens) kernel = variant.kernel;
@@ -107,11 +108,11 @@ TEST(Relax, launches_of_few_rows_are_those_of_the_exact_plan) {
 }
 
 TEST(Relax, exact_plans_say_nothing_of_it) {
-  for (const Plan& plan : {plan_of(small_graph(), {.chunk = 96}),
-                           plan_of(small_graph(), {.chunk = 96, .free_bytes = plenty})}) {
+  for (const Plan& plan : {plan_of(small_graph(), {.chunk = chunk}),
+                           plan_of(small_graph(), {.chunk = chunk, .free_bytes = plenty})}) {
     const std::string text = plan_to_json(plan);
     for (const char* word :
-         {"\"run\"", "matmul", "unpack", "flatten", "finish", "kept", "relaxed"}) {
+         {"\"run\"", "matmul", "unpack", "flatten", "finish", "kept", "relaxed", "few_rows"}) {
       EXPECT_THAT(text, Not(HasSubstr(word)));
     }
     EXPECT_EQ(plan.capacity.overhead, staging_bytes);
@@ -120,10 +121,10 @@ TEST(Relax, exact_plans_say_nothing_of_it) {
 }
 
 TEST(Relax, chunks_of_few_rows_relax_nothing) {
-  const Plan plan = plan_of(small_graph(), {.chunk = 64, .numerics = Numerics::fast});
+  const Plan plan = plan_of(small_graph(), {.chunk = 256, .numerics = Numerics::fast});
   EXPECT_FALSE(needs_library(plan));
   EXPECT_THAT(plan.decisions, Contains(Field(&Decision::choice, "fast, with no step relaxed")));
-  Plan exact = plan_of(small_graph(), {.chunk = 64});
+  Plan exact = plan_of(small_graph(), {.chunk = 256});
   exact.options.numerics = Numerics::fast;
   exact.decisions = plan.decisions;
   EXPECT_EQ(plan_to_json(plan), plan_to_json(exact));
@@ -131,7 +132,7 @@ TEST(Relax, chunks_of_few_rows_relax_nothing) {
 
 TEST(Relax, the_head_is_relaxed_where_all_rows_have_logits) {
   const Plan plan =
-      plan_of(small_graph(), {.chunk = 96, .numerics = Numerics::fast, .all_logits = true});
+      plan_of(small_graph(), {.chunk = chunk, .numerics = Numerics::fast, .all_logits = true});
   EXPECT_EQ(count(plan, "matmul"), 9U);
   const auto head = std::ranges::find_if(plan.steps, [&](const Step& step) {
     return family(plan, step) == "matmul" && step.rows == StepRows::outputs;
@@ -154,7 +155,8 @@ TEST(Relax, rows_that_cublaslt_does_not_take_stay_with_their_kernels_and_say_so)
       embed->table.rows = embed->table.tensor_rows = embed->table.block = embed->table.stride = 97;
     }
   }
-  const Plan plan = plan_of(graph, {.chunk = 96, .numerics = Numerics::fast, .all_logits = true});
+  const Plan plan =
+      plan_of(graph, {.chunk = chunk, .numerics = Numerics::fast, .all_logits = true});
   EXPECT_EQ(plan.steps.back().run, StepRun::always);
   EXPECT_EQ(family(plan, plan.steps.back()), "gemm");
   EXPECT_THAT(plan.decisions,
@@ -162,7 +164,7 @@ TEST(Relax, rows_that_cublaslt_does_not_take_stay_with_their_kernels_and_say_so)
 }
 
 TEST(Relax, memory_is_that_of_the_route_s_buffers) {
-  const Plan exact = plan_of(small_graph(), {.chunk = 96}), scratch = fast_plan(),
+  const Plan exact = plan_of(small_graph(), {.chunk = chunk}), scratch = fast_plan(),
              kept = fast_plan(plenty);
   EXPECT_EQ(exact.capacity.weights, scratch.capacity.weights);
   EXPECT_EQ(scratch.capacity.overhead, staging_bytes + library_workspace_bytes);
@@ -181,7 +183,7 @@ TEST(Relax, memory_is_that_of_the_route_s_buffers) {
   const auto sums =
       std::ranges::find(scratch.activations, "blk.0 gate + up + act sums", &ActivationBuffer::name);
   ASSERT_NE(sums, scratch.activations.end());
-  EXPECT_EQ(sums->bytes, 96 * 4 * n * 4);
+  EXPECT_EQ(sums->bytes, chunk * 4 * n * 4);
   test::expect_no_overlap(scratch);
   test::expect_no_overlap(kept);
 }
@@ -191,6 +193,12 @@ TEST(Relax, weights_are_kept_where_three_quarters_of_what_is_free_hold_the_plan)
   EXPECT_THAT(names(fast_plan(total / 3 * 4 + 8), StepRun::once), Not(IsEmpty()));
   EXPECT_THAT(names(fast_plan(total), StepRun::once), IsEmpty());
   EXPECT_EQ(fast_plan(plenty).options.free_bytes, 0U);
+}
+
+TEST(Relax, decoding_each_time_asks_for_more_rows_than_kept_weights_do) {
+  EXPECT_EQ(fast_plan().few_rows, 256U);
+  EXPECT_EQ(fast_plan(plenty).few_rows, 64U);
+  EXPECT_EQ(plan_of(small_graph(), {.chunk = chunk}).few_rows, 0U);
 }
 
 TEST(Relax, a_residual_is_still_added_in_place) {
@@ -210,8 +218,8 @@ TEST_P(FastFixture, plans_for_every_target_and_reads_back_as_it_was) {
   const ModelGraph graph = build_graph(gguf::File::open(*test::shared_file(file)));
   for (const cuda::TargetTraits& row : cuda::target_table()) {
     for (PlanOptions options :
-         {PlanOptions{}, PlanOptions{.chunk = 65}, PlanOptions{.chunk = 200, .all_logits = true},
-          PlanOptions{.chunk = 200, .attention = "wave", .free_bytes = plenty}}) {
+         {PlanOptions{}, PlanOptions{.chunk = 257}, PlanOptions{.chunk = 400, .all_logits = true},
+          PlanOptions{.chunk = 65, .attention = "wave", .free_bytes = plenty}}) {
       options.numerics = Numerics::fast;
       const Plan plan = make_plan(graph, options, cuda::make_target(row.name));
       EXPECT_TRUE(needs_library(plan));
@@ -237,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, FastFixture,
 TEST(Relax, biases_are_added_by_the_epilogue_kernel) {
   const auto path = test::data_file("fixtures/qwen2.gguf");
   const Plan plan =
-      plan_of(build_graph(gguf::File::open(path)), {.chunk = 96, .numerics = Numerics::fast});
+      plan_of(build_graph(gguf::File::open(path)), {.chunk = chunk, .numerics = Numerics::fast});
   bool found = false;
   for (const Step& step : plan.steps) {
     const auto* s = std::get_if<spec::FinishSpec>(&plan.kernels[step.kernel].spec);
@@ -291,6 +299,10 @@ TEST(RelaxJson, contradictions_are_refused_naming_the_field) {
               HasSubstr("unknown name"));
   EXPECT_THAT(refusal(kept, [&](Json& j) { j["steps"][index_of(kept, "unpack")]["run"] = "many"; }),
               HasSubstr("is written when the plan is loaded, and no more"));
+  EXPECT_THAT(refusal(plan, [](Json& j) { j.erase("few_rows"); }),
+              HasSubstr("does not say how many are few"));
+  EXPECT_THAT(refusal(plan, [](Json& j) { j["few_rows"] = chunk; }),
+              HasSubstr("few_rows: are as many as a chunk has"));
   const std::string kernel = fmt::format("/kernels/{}", plan.steps[matmul].kernel);
   EXPECT_THAT(refusal(plan,
                       [&](Json& j) {

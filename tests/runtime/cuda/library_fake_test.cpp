@@ -51,7 +51,7 @@ uint32_t launches_of(const Session& session, std::string_view name) {
 
 class FastEngine : public ToyGpuTest {
  protected:
-  static constexpr uint32_t fast_context = 400, fast_chunk = 200;
+  static constexpr uint32_t fast_context = 512, fast_chunk = 400;
 
   void SetUp() override {
     setenv("QUERN_CUBLASLT", QUERN_FAKE_CUBLASLT, 1);
@@ -83,7 +83,7 @@ class FastEngine : public ToyGpuTest {
   static size_t steps_of(const Plan& plan, std::string_view family) {
     return static_cast<size_t>(std::ranges::count_if(plan.steps, [&](const Step& step) {
       return spec_family(plan.kernels[step.kernel].spec) == family &&
-             runs(step, step.rows == StepRows::tokens ? few_rows + 1 : 1);
+             runs(plan, step, step.rows == StepRows::tokens ? plan.few_rows + 1 : 1);
     }));
   }
 
@@ -95,7 +95,7 @@ TEST_F(FastEngine, launches_of_many_tokens_are_the_library_s_and_others_are_not)
   const auto session = engine->new_session();
   const size_t matmul_steps = steps_of(engine->plan(), "matmul");
   ASSERT_GT(matmul_steps, 4U);
-  for (const uint32_t tokens : {1U, 8U, 64U}) {
+  for (const uint32_t tokens : {1U, 8U, 64U, 256U}) {
     session->reset();
     session->feed(first(tokens), 0, OutputRows::last);
     EXPECT_EQ(launches_of(*session, "cublasLt gemm"), 0U) << tokens;
@@ -104,12 +104,12 @@ TEST_F(FastEngine, launches_of_many_tokens_are_the_library_s_and_others_are_not)
   EXPECT_TRUE(matmuls().empty());
   session->reset();
   const uint64_t before = cuda_.launches();
-  session->feed(first(65), 0, OutputRows::last);
+  session->feed(first(257), 0, OutputRows::last);
   EXPECT_EQ(launches_of(*session, "cublasLt gemm"), matmul_steps);
   EXPECT_EQ(launches_of(*session, "unpack"), matmul_steps);
   EXPECT_EQ(launches_of(*session, "flatten"), matmul_steps);
   EXPECT_EQ(launches_of(*session, "finish"), steps_of(engine->plan(), "finish"));
-  EXPECT_EQ(launches_of(*session, "gemm tile 64"), 0U);
+  EXPECT_EQ(launches_of(*session, "gemm tile 128"), 0U);
   EXPECT_EQ(matmuls().size(), matmul_steps);
   // The stand-in's own launches are all others.
   uint64_t counted = 0;
@@ -121,7 +121,7 @@ TEST_F(FastEngine, products_have_the_plan_s_buffers_and_a_size_with_room_in_them
   const auto engine = load_fast();
   const auto session = engine->new_session();
   const Plan& plan = engine->plan();
-  for (const uint32_t tokens : {65U, 128U, 129U, 193U, 200U}) {
+  for (const uint32_t tokens : {257U, 320U, 321U, 385U, 400U}) {
     session->reset();
     reset_library();
     session->feed(first(tokens), 0, OutputRows::last);
@@ -161,7 +161,7 @@ TEST_F(FastEngine, kept_weights_are_unpacked_when_the_plan_is_loaded_and_not_aga
   }
   EXPECT_EQ(unpacked, matmul_steps);
   const auto session = engine->new_session();
-  session->feed(first(100), 0, OutputRows::last);
+  session->feed(first(300), 0, OutputRows::last);
   EXPECT_EQ(launches_of(*session, "cublasLt gemm"), matmul_steps);
   EXPECT_EQ(launches_of(*session, "unpack"), 0U);
 }
@@ -175,7 +175,7 @@ TEST_F(FastEngine, a_failure_of_any_product_latches_until_reset_and_others_live_
     session->reset();
     reset_library(at);
     try {
-      session->feed(first(100), 0, OutputRows::last);
+      session->feed(first(300), 0, OutputRows::last);
       ADD_FAILURE() << "it did not fail";
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("cuBLASLt: a multiplication failed"));
@@ -183,9 +183,9 @@ TEST_F(FastEngine, a_failure_of_any_product_latches_until_reset_and_others_live_
     EXPECT_EQ(matmuls().size(), static_cast<size_t>(at));
     EXPECT_THROW(session->feed(first(1), session->position(), OutputRows::last), Error);
     other->reset();
-    other->feed(first(100), 0, OutputRows::last);
+    other->feed(first(300), 0, OutputRows::last);
     session->reset();
-    session->feed(first(100), 0, OutputRows::last);
+    session->feed(first(300), 0, OutputRows::last);
   }
 }
 
