@@ -222,6 +222,18 @@ struct Lister {
             s.residual != 0 ? read_rows("residual", s.width) : null("residual")};
   }
   List operator()(const spec::RepackSpec&) const { return {}; }
+  List operator()(const spec::SelectSpec& s) const {
+    Argument scratch = rows("scratch", Access::write, 0);
+    scratch.fixed_bytes = spec::select_scratch_bytes(s);
+    Argument counters = rows("counters", Access::update, 0);
+    counters.activation = ActivationForm::counters;
+    counters.fixed_bytes = uint64_t{spec::select_counters(s)} * sizeof(uint32_t);
+    return {{.name = "logits", .kind = BufferKind::logits, .bytes_per_row = floats(s.vocabulary)},
+            {.name = "wish", .kind = BufferKind::wish},
+            {.name = "candidates", .kind = BufferKind::candidates, .access = Access::write},
+            scratch,
+            counters};
+  }
 
   // ---- cuBLASLt's route ----
   static uint64_t plain_row(uint64_t width) { return (width + 63) / 64 * 64 * f16_bytes; }

@@ -113,6 +113,8 @@ class PlanChecker {
             return gpu || held.operand == 0;
           } else if constexpr (std::is_same_v<Spec, spec::AddSpec>) {
             return !gpu || held.gate_width == 0;
+          } else if constexpr (std::is_same_v<Spec, spec::SelectSpec>) {
+            return gpu;
           } else {
             return !gpu;
           }
@@ -221,7 +223,11 @@ class PlanChecker {
     const std::string field = fmt::format("steps[{}]", index);
     check_kernel_of(step, step.kernel, field, field + ".kernel");
     check_variants(step, field);
-    const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
+    const spec::AnySpec& spec = plan_.kernels[step.kernel].spec;
+    if (std::holds_alternative<spec::SelectSpec>(spec) && index + 1 != plan_.steps.size()) {
+      refuse(field + ".kernel", "selects before the last step");
+    }
+    const auto arguments = kernel_arguments(spec, plan_);
     check_aliases(step, arguments, field);
     check_run(step, arguments, field);
   }
@@ -264,8 +270,9 @@ class PlanChecker {
       const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
       for (size_t i = 0; i < arguments.size(); ++i) {
         const BufferRef& buffer = step.buffers[i];
-        if (buffer.kind == BufferKind::activation && arguments[i].access != Access::write &&
-            !written[buffer.index]) {
+        if (arguments[i].access == Access::write) continue;
+        if ((buffer.kind == BufferKind::activation && !written[buffer.index]) ||
+            (buffer.kind == BufferKind::logits && !logits)) {
           refuse(fmt::format("steps[{}].buffers[{}]", at, i),
                  "is read before any step has written it");
         }
@@ -367,6 +374,10 @@ class PlanChecker {
             argument.bytes_per_row != uint64_t{plan_.vocabulary} * sizeof(float)) {
           refuse(field, "does not make a row of logits for each requested output");
         }
+        break;
+      case BufferKind::wish:
+      case BufferKind::candidates:
+        if (step.rows != StepRows::outputs) refuse(field, "a selection in a step of token rows");
         break;
     }
   }

@@ -129,7 +129,11 @@ struct Checker {
     }
     range("tile_cells", s.tile_cells, decode ? 1 : 8, decode ? 32 : 8);
     range("stages", s.stages, 2, 16);
-    range("decoders", s.decoders, 0, decode ? 16 : 0);
+    range("shared_groups", s.shared_groups, 0, decode ? s.tile_cells : 0);
+    range("sharers", s.sharers, s.shared_groups > 0 ? 2 : 0, s.shared_groups > 0 ? 16 : 0);
+    if (s.shared_groups > 0 ? s.turn_slabs != 4 && s.turn_slabs != 8 : s.turn_slabs != 0) {
+      refuse("turn_slabs", "is neither 4 nor 8, or 0 where no row group is shared");
+    }
     if (decode && spec::launch_shape(s, 1).threads > 1024) {
       refuse("tile_cells", "makes blocks of more than 1024 threads");
     }
@@ -253,6 +257,10 @@ struct Checker {
     if (is_glu(s)) gpu_glu(s, s.rows[0]);
     range("bias", s.bias, 0, (1u << s.n_segments) - 1);
     positive("softcap", s.softcap);
+  }
+  void operator()(const spec::SelectSpec& s) const {
+    range("vocabulary", s.vocabulary, 1, max_width);
+    range("count", s.count, 1, spec::select_most_count);
   }
 };
 

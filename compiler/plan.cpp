@@ -90,6 +90,11 @@ bool needs_library(const Plan& plan) {
                              [](const PlanKernel& kernel) { return is_library(kernel.spec); });
 }
 
+const spec::SelectSpec* selection_of(const Plan& plan) {
+  if (plan.steps.empty() || plan.steps.back().kernel >= plan.kernels.size()) return nullptr;
+  return std::get_if<spec::SelectSpec>(&plan.kernels[plan.steps.back().kernel].spec);
+}
+
 CapacityAccount account_of(const Plan& plan) {
   CapacityAccount account;
   for (const WeightBinding& weight : plan.weights) account.weights += weight.bytes;
@@ -110,6 +115,9 @@ CapacityAccount account_of(const Plan& plan) {
   const uint64_t rope_rows = gpu ? plan.options.context : plan.options.chunk;
   for (const Rope& rope : plan.ropes) {
     account.workspace += rope_rows * rope.n_rot * sizeof(float);
+  }
+  if (const spec::SelectSpec* selection = selection_of(plan)) {
+    account.workspace += spec::select_wish_bytes() + spec::select_answer_bytes(*selection);
   }
   if (gpu) {
     account.overhead = staging_bytes + (needs_library(plan) ? library_workspace_bytes : 0);

@@ -24,6 +24,8 @@ enum class BufferKind {
             ///< the chunk. GPU: one for each position of the context, indexed by absolute position.
   outputs,  ///< Row numbers (within the chunk) whose logits are asked for, i32
   logits,   ///< [outputs][vocabulary] f32
+  wish,     ///< GPU: what a selection is asked for (templates/spec/select.h) ...
+  candidates,  ///< ... and its answer.
 };
 
 struct BufferRef {
@@ -127,7 +129,7 @@ struct Decision {
 
 /// Bytes by class, at the plan's context and chunk. Weights: what is repacked and, on the GPU,
 /// uploaded (what is read in place from the file counts nothing). Workspace: activations, logits,
-/// token ids and RoPE tables. Overhead: the scratch of one worker thread, or the GPU's
+/// token ids, RoPE tables and selections. Overhead: the scratch of one worker thread, or the GPU's
 /// staging_bytes and, where a step is cuBLASLt's, library_workspace_bytes.
 struct CapacityAccount {
   uint64_t weights = 0, kv = 0, recurrent = 0, workspace = 0, overhead = 0;
@@ -171,6 +173,12 @@ inline constexpr uint64_t library_workspace_bytes = uint64_t{32} << 20;
 bool runs(const Plan& plan, const Step& step, uint32_t rows);
 /// Whether a step of the plan is cuBLASLt's.
 bool needs_library(const Plan& plan);
+
+/// Candidates that a GPU plan's selection gives at most.
+inline constexpr uint32_t plan_candidates = 256;
+
+/// The selection of a GPU plan (its last step), or null where it has none.
+const spec::SelectSpec* selection_of(const Plan& plan);
 
 /// The account of a plan whose buffers, weights, states and kernels are set.
 CapacityAccount account_of(const Plan& plan);

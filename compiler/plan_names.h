@@ -10,7 +10,7 @@ namespace quern {
 template <>
 struct SpecNames<BufferKind> {
   using E = BufferKind;
-  static constexpr std::array<std::pair<E, std::string_view>, 8> table = {{
+  static constexpr std::array<std::pair<E, std::string_view>, 10> table = {{
       {E::none, "none"},
       {E::activation, "activation"},
       {E::weight, "weight"},
@@ -19,6 +19,8 @@ struct SpecNames<BufferKind> {
       {E::rope, "rope"},
       {E::outputs, "outputs"},
       {E::logits, "logits"},
+      {E::wish, "wish"},
+      {E::candidates, "candidates"},
   }};
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/engine.h"
+#include "runtime/selection.h"
 #include "runtime/state_image.h"
 
 namespace quern {
@@ -18,6 +19,8 @@ struct Chunk {
   std::span<const int32_t> tokens;
   std::span<const int32_t> outputs;  ///< Rows within the chunk whose logits are wanted, ascending.
   uint32_t start_position = 0;
+  /// Candidates of the last output row are wanted, and no logits: within the backend's limits.
+  const SelectionRequest* selection = nullptr;
 };
 
 /// A session's memory where its plan runs, and the launches bound to it. One thread at a time;
@@ -29,8 +32,10 @@ class SessionMemory {
   /// Runs all steps for a chunk of at most the plan's size and waits for them. Throws Error
   /// (`failed`) where the device fails; the state is then of no use until `clear`.
   virtual void run(const Chunk& chunk) = 0;
-  /// Of the last run: [outputs][vocabulary].
+  /// Of the last run, unless candidates were wanted: [outputs][vocabulary].
   virtual const float* logits() const = 0;
+  /// Of the last run, which wanted them.
+  virtual Candidates candidates() const { return {}; }
   /// Launch counts since `forget_launches`, by Backend::launch_names() index.
   const std::vector<uint32_t>& launches() const { return launches_; }
   void forget_launches() { std::fill(launches_.begin(), launches_.end(), 0U); }
@@ -56,6 +61,7 @@ class Backend {
   /// Names of the kernels' paths: "gemm gemv", "gemm tiled", "attention flash", "norm" …
   virtual const std::vector<std::string>& launch_names() const = 0;
   virtual uint32_t threads() const = 0;
+  virtual SelectionLimits selection_limits() const { return {}; }
   /// Steps whose f16 operands had to be clamped since the model was loaded, with the number of
   /// values.
   virtual std::vector<std::pair<std::string, uint64_t>> saturated() const { return {}; }

@@ -11,6 +11,7 @@
 #include "compiler/plan.h"
 #include "models/gguf/file.h"
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/selection.h"
 #include "runtime/store/kernel_store.h"
 
 namespace quern {
@@ -81,6 +82,13 @@ class Session {
   void feed(std::span<const TokenId> tokens, uint32_t start, std::span<const uint32_t> rows,
             uint32_t chunk,
             const std::function<void(uint32_t row, std::span<const float> logits)>& on_row);
+
+  /// What `select` takes: no candidates where the device gives logits alone.
+  SelectionLimits selection_limits() const;
+  /// Feeds tokens as `feed` does and gives the best candidates for the token after the last, found
+  /// on the device: no logits are copied. Throws Error (`usage`) for requests beyond the limits.
+  Candidates select(std::span<const TokenId> tokens, uint32_t start,
+                    const SelectionRequest& request, uint32_t chunk = 0);
 
   void reset();
   /// An independent session in the same state.

@@ -95,6 +95,9 @@ BoundSteps Executor::bind(std::byte* state, float* logits) const {
         return const_cast<int32_t*>(outputs_.data());
       case BufferKind::logits:
         return logits;
+      case BufferKind::wish:
+      case BufferKind::candidates:
+        return nullptr;  // Of GPU plans alone.
     }
     return nullptr;
   };

@@ -1,8 +1,11 @@
 #include "runtime/generate.h"
-#include "runtime/clock.h"
+
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
+
+#include "runtime/clock.h"
 
 namespace quern {
 namespace {
@@ -12,25 +15,56 @@ bool ends_generation(const Tokenizer& tokenizer, TokenId id) {
   return std::find(ends.begin(), ends.end(), id) != ends.end();
 }
 
+/// Feeds tokens and draws the next, from candidates where the device selects enough of them.
+class Feeder {
+ public:
+  Feeder(Session& session, const SamplingOptions& sampling)
+      : session_(session), sampler_(sampling) {}
+
+  /// `history` are all tokens so far, those fed included.
+  void feed(std::span<const TokenId> tokens, std::span<const TokenId> history) {
+    const SelectionLimits limits = session_.selection_limits();
+    const auto request = sampler_.request(limits, history);
+    selected_ = request.has_value();
+    if (selected_) {
+      candidates_ = session_.select(tokens, session_.position(), *request);
+      return;
+    }
+    if (limits.candidates > 0 && !said_) {
+      said_ = true;
+      spdlog::info("logits are copied for sampling: the device selects the best {} of them",
+                   limits.candidates);
+    }
+    const auto last = static_cast<uint32_t>(tokens.size()) - 1;
+    session_.feed(
+        tokens, session_.position(),
+        tokens.empty() ? std::span<const uint32_t>() : std::span(&last, 1), 0,
+        [&](uint32_t, std::span<const float> row) { logits_.assign(row.begin(), row.end()); });
+  }
+  TokenId draw(std::span<const TokenId> history) {
+    return selected_ ? sampler_.draw(candidates_, session_.position())
+                     : sampler_.sample(logits_, history, session_.position());
+  }
+
+ private:
+  Session& session_;
+  Sampler sampler_;
+  bool selected_ = false, said_ = false;
+  Candidates candidates_;
+  std::vector<float> logits_;
+};
+
 }  // namespace
 
 Generation generate(Session& session, const Tokenizer& tokenizer, std::span<const TokenId> prompt,
                     const SamplingOptions& sampling, std::optional<uint32_t> max_tokens,
                     const TextReceiver& on_text) {
-  Sampler sampler(sampling);
+  Feeder feeder(session, sampling);
   StreamDecoder decoder(tokenizer);
   Generation result;
   result.prompt_tokens = prompt.size();
   const auto prompt_start = Clock::now();
-  std::vector<float> logits;
-  const auto feed = [&](std::span<const TokenId> tokens) {
-    const auto last = static_cast<uint32_t>(tokens.size()) - 1;
-    session.feed(
-        tokens, session.position(),
-        tokens.empty() ? std::span<const uint32_t>() : std::span(&last, 1), 0,
-        [&](uint32_t, std::span<const float> row) { logits.assign(row.begin(), row.end()); });
-  };
-  feed(prompt);
+  feeder.feed(prompt, prompt);
   result.prompt_ms = milliseconds_since(prompt_start);
 
   std::vector<TokenId> history(prompt.begin(), prompt.end());
@@ -41,10 +75,10 @@ Generation generate(Session& session, const Tokenizer& tokenizer, std::span<cons
         result.stop = StopReason::context_full;
         break;
       }
-      feed(std::span(&history.back(), 1));
+      feeder.feed(std::span(&history.back(), 1), history);
       ++result.steps;
     }
-    const TokenId id = sampler.sample(logits, history, session.position());
+    const TokenId id = feeder.draw(history);
     if (ends_generation(tokenizer, id)) {
       result.stop = StopReason::end_of_text;
       break;

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
-#include <unordered_set>
+#include <iterator>
 
 #include "models/error.h"
 #include "runtime/philox.h"
@@ -14,28 +13,30 @@
 namespace quern {
 namespace {
 
-using Candidate = std::pair<float, TokenId>;
-
-/// Larger logits first, equal ones by id.
-bool comes_before(const Candidate& a, const Candidate& b) {
-  return a.first != b.first ? a.first > b.first : a.second < b.second;
-}
-
 void require(bool holds, std::string_view option, float value, std::string_view range) {
   if (holds) return;
   throw Error(ErrorKind::usage, option, fmt::format("{} is out of range", value),
               fmt::format("give {}", range));
 }
 
-void penalise(std::span<float> logits, std::span<const TokenId> history,
-              const SamplingOptions& options) {
-  const size_t window = std::min<size_t>(history.size(), options.repeat_window);
-  const auto recent = history.last(window);
-  const std::unordered_set<TokenId> seen(recent.begin(), recent.end());
+/// The tokens that the repeat penalty lowers: each once, those of the vocabulary.
+std::vector<TokenId> seen_tokens(std::span<const TokenId> history, size_t vocabulary,
+                                 const SamplingOptions& options) {
+  std::vector<TokenId> seen;
+  if (options.repeat_penalty == 1) return seen;
+  const auto recent = history.last(std::min<size_t>(history.size(), options.repeat_window));
+  std::ranges::copy_if(recent, std::back_inserter(seen), [vocabulary](TokenId id) {
+    return id >= 0 && static_cast<size_t>(id) < vocabulary;
+  });
+  std::ranges::sort(seen);
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  return seen;
+}
+
+void penalise(std::span<float> logits, std::span<const TokenId> seen, float penalty) {
   for (const TokenId id : seen) {
-    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
     float& logit = logits[static_cast<size_t>(id)];
-    logit = logit > 0 ? logit / options.repeat_penalty : logit * options.repeat_penalty;
+    logit = logit > 0 ? logit / penalty : logit * penalty;
   }
 }
 
@@ -55,8 +56,13 @@ void take_top_k(std::span<const float> logits, uint32_t k, std::vector<Candidate
                      comes_before);
     candidates.resize(k);
   };
-  float bar = -std::numeric_limits<float>::infinity();
-  for (size_t i = 0; i < logits.size(); ++i) {
+  size_t i = 0;
+  for (; i < std::min(enough, logits.size()); ++i) {
+    candidates.emplace_back(logits[i], static_cast<TokenId>(i));
+  }
+  shrink();
+  float bar = candidates[k - 1].first;
+  for (; i < logits.size(); ++i) {
     // Equal to the bar: ids ascend, so that the one already seen comes before.
     if (logits[i] <= bar) continue;
     candidates.emplace_back(logits[i], static_cast<TokenId>(i));
@@ -74,6 +80,11 @@ size_t first_not_finite(std::span<const float> logits) {
   if (finite) return logits.size();
   return static_cast<size_t>(
       std::ranges::find_if_not(logits, [](float v) { return std::isfinite(v); }) - logits.begin());
+}
+
+[[noreturn]] void refuse_logit(uint64_t id, uint64_t position) {
+  throw Error(ErrorKind::failed, fmt::format("logit of token {} at position {}", id, position),
+              "it is not a finite number", "check the model file with `quern inspect`");
 }
 
 /// Keeps the shortest front of the ordered candidates whose probabilities reach `p`.
@@ -116,17 +127,44 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options) {
 TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> history,
                         uint64_t position) {
   if (const size_t bad = first_not_finite(logits); bad < logits.size()) {
-    throw Error(ErrorKind::failed, fmt::format("logit of token {} at position {}", bad, position),
-                "it is not a finite number", "check the model file with `quern inspect`");
+    refuse_logit(bad, position);
   }
-  if (options_.repeat_penalty != 1 && !history.empty()) {
+  if (const auto seen = seen_tokens(history, logits.size(), options_); !seen.empty()) {
     penalised_.assign(logits.begin(), logits.end());
-    penalise(penalised_, history, options_);
+    penalise(penalised_, seen, options_.repeat_penalty);
     logits = penalised_;
   }
   if (options_.temperature == 0) return argmax(logits);
 
   take_top_k(logits, options_.top_k, candidates_);
+  return draw_of_candidates(position);
+}
+
+std::optional<SelectionRequest> Sampler::request(const SelectionLimits& limits,
+                                                 std::span<const TokenId> history) const {
+  SelectionRequest request{.count = 1, .penalty = options_.repeat_penalty, .seen = {}};
+  if (options_.temperature != 0) {
+    request.count =
+        options_.top_k == 0 ? limits.vocabulary : std::min(options_.top_k, limits.vocabulary);
+  }
+  if (limits.candidates == 0 || request.count > limits.candidates) return std::nullopt;
+  request.seen = seen_tokens(history, limits.vocabulary, options_);
+  if (request.seen.size() > limits.seen) return std::nullopt;
+  return request;
+}
+
+TokenId Sampler::draw(const Candidates& candidates, uint64_t position) {
+  if (candidates.not_finite > 0) {
+    refuse_logit(static_cast<uint64_t>(candidates.first_not_finite), position);
+  }
+  if (candidates.best.empty()) throw Error(ErrorKind::failed, "candidates", "there are none");
+  if (options_.temperature == 0) return candidates.best.front().second;
+  candidates_ = candidates.best;
+  return draw_of_candidates(position);
+}
+
+/// From the candidates after penalty and top-k, in any order.
+TokenId Sampler::draw_of_candidates(uint64_t position) {
   if (options_.top_p < 1 || options_.min_p > 0) {
     std::sort(candidates_.begin(), candidates_.end(), comes_before);
     if (options_.top_p < 1) keep_top_p(candidates_, options_.top_p);

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "models/tokenizer/tokenizer.h"
+#include "runtime/selection.h"
 
 namespace quern {
 
@@ -20,7 +22,8 @@ struct SamplingOptions {
 
 /// Draws tokens from logits. Philox 4x32-10 keyed by the seed, counter = position, so that a draw
 /// does not depend on how many came before it; ties go to the lowest id; sums run in index order
-/// (DESIGN section 4, rule 8). Order: repeat penalty, top-k, top-p, min-p, temperature.
+/// (DESIGN section 4, rule 8). Order: repeat penalty, top-k, top-p, min-p, temperature. Where a
+/// device selects candidates the draw is the same: `request` says what to ask it for.
 class Sampler {
  public:
   /// Throws Error (`usage`) for values out of range, naming the option.
@@ -30,9 +33,18 @@ class Sampler {
   TokenId sample(std::span<const float> logits, std::span<const TokenId> history,
                  uint64_t position);
 
+  /// The candidates that `draw` needs of logits with this history, or nothing where all logits are
+  /// needed: more candidates or more seen tokens than a device takes.
+  std::optional<SelectionRequest> request(const SelectionLimits& limits,
+                                          std::span<const TokenId> history) const;
+  /// What `sample` gives for the logits that a request's candidates are of.
+  TokenId draw(const Candidates& candidates, uint64_t position);
+
  private:
+  TokenId draw_of_candidates(uint64_t position);
+
   SamplingOptions options_;
-  std::vector<std::pair<float, TokenId>> candidates_;
+  std::vector<Candidate> candidates_;
   std::vector<float> penalised_;  ///< Logits after the repeat penalty.
 };
 

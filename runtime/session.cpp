@@ -16,9 +16,14 @@ struct Session::Impl {
   const Plan& plan() const { return engine->plan(); }
   void require_sound() const;
   void check_tokens(std::span<const TokenId> tokens, uint32_t start) const;
+  void check_request(const SelectionRequest& request) const;
   void check_rows(std::span<const uint32_t> rows, size_t n_tokens) const;
+  using OnRow = std::function<void(uint32_t row, std::span<const float> logits)>;
+  /// With a selection the last row alone may be asked for, and `on_row` is not called.
   void run(std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
-           const std::function<void(uint32_t row, std::span<const float> logits)>& on_row);
+           const OnRow& on_row, const SelectionRequest* selection);
+  void run_or_latch(std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
+                    const OnRow& on_row, const SelectionRequest* selection = nullptr);
   void collect_launches();
 
   std::shared_ptr<Engine> engine;
@@ -83,9 +88,43 @@ void Session::Impl::collect_launches() {
   std::sort(launches.begin(), launches.end());
 }
 
-void Session::Impl::run(
-    std::span<const TokenId> tokens, std::span<const uint32_t> rows, uint32_t chunk,
-    const std::function<void(uint32_t row, std::span<const float> logits)>& on_row) {
+void Session::Impl::check_request(const SelectionRequest& request) const {
+  const auto refuse = [](const std::string& thing, const std::string& reason) {
+    throw Error(ErrorKind::usage, thing, reason, "feed the tokens and take their logits");
+  };
+  const SelectionLimits limits = engine->impl_->backend->selection_limits();
+  if (limits.candidates == 0) refuse("candidates", "the device gives logits alone");
+  if (request.count == 0 || request.count > limits.candidates) {
+    refuse(fmt::format("{} candidates", request.count),
+           fmt::format("the device selects 1 to {}", limits.candidates));
+  }
+  if (request.seen.size() > limits.seen) {
+    refuse(fmt::format("{} seen tokens", request.seen.size()),
+           fmt::format("the device takes {}", limits.seen));
+  }
+  for (const TokenId id : request.seen) {
+    if (id < 0 || static_cast<uint32_t>(id) >= plan().vocabulary) {
+      refuse(fmt::format("seen token {}", id), "the vocabulary does not have it");
+    }
+  }
+}
+
+void Session::Impl::run_or_latch(std::span<const TokenId> tokens, std::span<const uint32_t> rows,
+                                 uint32_t chunk, const OnRow& on_row,
+                                 const SelectionRequest* selection) {
+  try {
+    run(tokens, rows, chunk, on_row, selection);
+  } catch (const std::exception& error) {
+    failed = true;
+    failure = error.what();
+    collect_launches();
+    throw;
+  }
+  collect_launches();
+}
+
+void Session::Impl::run(std::span<const TokenId> tokens, std::span<const uint32_t> rows,
+                        uint32_t chunk, const OnRow& on_row, const SelectionRequest* selection) {
   const uint32_t size = chunk == 0 ? plan().options.chunk : std::min(chunk, plan().options.chunk);
   memory->forget_launches();
   std::vector<int32_t> outputs;
@@ -104,10 +143,11 @@ void Session::Impl::run(
     }
     memory->run({.tokens = tokens.subspan(begin, end - begin),
                  .outputs = outputs,
-                 .start_position = position});
+                 .start_position = position,
+                 .selection = outputs.empty() ? nullptr : selection});
     position += static_cast<uint32_t>(end - begin);
-    const float* values = memory->logits();
-    for (size_t i = 0; i < outputs.size(); ++i, ++row) {
+    const float* values = selection == nullptr ? memory->logits() : nullptr;
+    for (size_t i = 0; i < outputs.size() && values != nullptr; ++i, ++row) {
       on_row(rows[row], std::span(values + i * plan().vocabulary, plan().vocabulary));
     }
     begin = end;
@@ -139,15 +179,7 @@ void Session::feed(std::span<const TokenId> tokens, uint32_t start, std::span<co
   impl_->require_sound();
   impl_->check_tokens(tokens, start);
   impl_->check_rows(rows, tokens.size());
-  try {
-    impl_->run(tokens, rows, chunk, on_row);
-  } catch (const std::exception& error) {
-    impl_->failed = true;
-    impl_->failure = error.what();
-    impl_->collect_launches();
-    throw;
-  }
-  impl_->collect_launches();
+  impl_->run_or_latch(tokens, rows, chunk, on_row);
 }
 
 std::vector<float> Session::feed(std::span<const TokenId> tokens, uint32_t start, OutputRows rows,
@@ -172,6 +204,20 @@ std::vector<float> Session::feed(std::span<const TokenId> tokens, uint32_t start
     logits.insert(logits.end(), row.begin(), row.end());
   });
   return logits;
+}
+
+SelectionLimits Session::selection_limits() const {
+  return impl_->engine->impl_->backend->selection_limits();
+}
+
+Candidates Session::select(std::span<const TokenId> tokens, uint32_t start,
+                           const SelectionRequest& request, uint32_t chunk) {
+  impl_->require_sound();
+  impl_->check_tokens(tokens, start);
+  impl_->check_request(request);
+  const auto last = static_cast<uint32_t>(tokens.size() - 1);
+  impl_->run_or_latch(tokens, std::span(&last, 1), chunk, {}, &request);
+  return impl_->memory->candidates();
 }
 
 void Session::reset() {

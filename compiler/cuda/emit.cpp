@@ -115,6 +115,7 @@ constexpr std::string_view spec_type_name() {
   if constexpr (std::is_same_v<S, spec::QkvPostSpec>) return "QkvPostSpec";
   if constexpr (std::is_same_v<S, spec::RepackSpec>) return "RepackSpec";
   if constexpr (std::is_same_v<S, spec::RouterSpec>) return "RouterSpec";
+  if constexpr (std::is_same_v<S, spec::SelectSpec>) return "SelectSpec";
   if constexpr (std::is_same_v<S, spec::UnpackSpec>) return "UnpackSpec";
 }
 

@@ -53,10 +53,10 @@ bool fit_decode(spec::GemmSpec& s, uint32_t limit) {
   while (spec::gemv_shared_bytes(s) > limit) {
     if (s.stages > 2) {
       --s.stages;
+    } else if (s.shared_groups > 0) {
+      s.shared_groups = s.sharers = s.turn_slabs = 0;
     } else if (s.tile_cells > 1) {
       --s.tile_cells;
-    } else if (s.decoders > 1) {
-      s.decoders /= 2;
     } else {
       return false;
     }
@@ -64,26 +64,52 @@ bool fit_decode(spec::GemmSpec& s, uint32_t limit) {
   return true;
 }
 
-/// Measured on an H200 (docs/measurements-gpu.md): one block a multiprocessor; with up to three row
-/// groups there, too few warps to hide their decoding, each group has decoders of its own; with
-/// more, one warp a group does everything.
+/// Lets `n` warps take turns at each of a block's last `groups` row groups, unless K has fewer
+/// turns.
+void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_slabs) {
+  const uint32_t turns = ceil_div(ceil_div(s.k, 64), turn_slabs);
+  if (turns < 2 || n < 2) return;
+  s.shared_groups = groups;
+  s.sharers = std::min(n, turns);
+  s.turn_slabs = turn_slabs;
+}
+
+/// Measured on an H200 (docs/measurements-gpu.md): one block a multiprocessor, and its warps spread
+/// evenly over the four sub-cores. With few row groups there, several warps share each and take
+/// turns; with many, each has a warp and the odd one or two are halved. Far more groups than
+/// multiprocessors run in small blocks, several on a multiprocessor.
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
-  const uint32_t groups = row_groups(s);
-  const uint32_t share = std::max(1U, ceil_div(groups, multiprocessors));
-  const bool few = share <= 3;
+  const uint32_t groups = row_groups(s), share = std::max(1U, ceil_div(groups, multiprocessors));
+  // Blocks of more than eight warps are short of registers: only where the compiler is known to
+  // need no more, and not for short chains, which it unrolls.
+  const bool roomy = target.compute_capability / 10 == 9;
+  bool large_cells = s.k >= 2048;
+  for (uint32_t i = 0; i < s.n_segments; ++i) {
+    large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
+  }
   s.tile_tokens = 8;
-  s.tile_cells = ceil_div(share, ceil_div(share, most_groups));
-  // Three decoders leave room on a multiprocessor for the next launch's blocks beside the last's.
-  s.decoders = few ? 3 : share <= 5 ? 2 : 0;
-  s.stages = s.decoders > 0 ? 2 : 3;
+  s.shared_groups = s.sharers = s.turn_slabs = 0;
+  s.tile_cells = share > 2 * most_groups ? 8 : ceil_div(share, ceil_div(share, most_groups));
+  if (s.tile_cells <= 2) {
+    share_groups(s, s.tile_cells, 4, s.k >= 8192 ? 8 : 4);
+  } else if (s.tile_cells == 3 && roomy && large_cells) {
+    share_groups(s, s.tile_cells, 4, 4);
+  } else if (share <= most_groups && s.tile_cells <= (roomy && s.n_segments == 1 ? 7U : 4U)) {
+    share_groups(s, s.tile_cells, 2, 4);
+  } else if (roomy && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
+    share_groups(s, s.tile_cells % 4, 2, 4);
+  }
+  s.stages = 2;
   for (uint32_t i = 0; i < s.n_segments; ++i) {
     // Cells of 64 K are small: more of them in flight.
-    if (spec::gpu_cell_k(s.segments[i].type) == 64) s.stages = s.decoders > 0 ? 3 : 4;
+    if (spec::gpu_cell_k(s.segments[i].type) == 64) s.stages = 4;
   }
   if (!fit_decode(s, target.shared_bytes_block)) throw nothing_fits(s, target);
-  why = fmt::format("{} row groups of 16, {} a block: {}, ring of {} cells", groups, s.tile_cells,
-                    s.decoders > 0 ? fmt::format("{} decoding warps each", s.decoders)
-                                   : std::string("one warp decodes and multiplies"),
+  why = fmt::format("{} row groups of 16, {} a block, {}; rings of {} cells", groups, s.tile_cells,
+                    s.shared_groups == 0
+                        ? std::string("a warp each")
+                        : fmt::format("{} of them with {} warps that take turns of {} K",
+                                      s.shared_groups, s.sharers, s.turn_slabs * 64),
                     s.stages);
 }
 
@@ -112,7 +138,7 @@ uint32_t deepest_pipeline(spec::GemmSpec s, uint32_t limit) {
 /// The tile whose waves of blocks take the least time at the class's number of tokens.
 void choose_prefill(spec::GemmSpec& s, uint32_t token_class, const TargetTraits& target,
                     std::string& why) {
-  s.decoders = 0;
+  s.shared_groups = s.sharers = s.turn_slabs = 0;
   s.tile_cells = 8;
   const uint32_t tiles = row_groups(s) / 8;
   double best = 0;

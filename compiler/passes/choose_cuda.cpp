@@ -70,10 +70,10 @@ class TileChooser {
         "gemm of {} rows, k = {}, {}: {} tokens", segments, spec.k, spec_name(spec.epilogue),
         tokens == token_classes[std::size(token_classes) - 1] ? std::string("more")
                                                               : fmt::format("up to {}", tokens));
-    std::string choice =
-        tokens == token_classes[0]
-            ? fmt::format("{} row groups a block, {} decoders each", spec.tile_cells, spec.decoders)
-            : fmt::format("tiles of {} tokens", spec.tile_tokens);
+    std::string choice = tokens == token_classes[0]
+                             ? fmt::format("{} row groups a block, {} warps", spec.tile_cells,
+                                           spec::gemv_warps(spec))
+                             : fmt::format("tiles of {} tokens", spec.tile_tokens);
     if (!explained_.insert(subject).second) return;
     decisions_.push_back({subject, std::move(choice), std::move(reason)});
   }
@@ -104,6 +104,7 @@ class CudaChooser {
       if (std::holds_alternative<spec::GemmSpec>(launch.spec)) tile(launch);
     }
     drop_unused_weights();
+    add_selection();
     decisions_.append_to(program_.decisions);
   }
 
@@ -181,6 +182,7 @@ class CudaChooser {
   void merge_glu(Launch& launch, spec::GemmSpec& s);
   BufferRef counters(uint32_t n_head_kv);
   void drop_unused_weights();
+  void add_selection();
 
   Program& program_;
   const PlanOptions& options_;
@@ -292,6 +294,37 @@ void CudaChooser::lower(Launch& launch, spec::AttentionSpec& s) {
   } else {
     launch.variants = {{1, decode}};
   }
+}
+
+/// After the head: a step that runs where candidates are wanted instead of logits.
+void CudaChooser::add_selection() {
+  const auto head = std::ranges::find_if(program_.launches, [](const Launch& launch) {
+    return std::ranges::find(launch.buffers, BufferKind::logits, &BufferRef::kind) !=
+           launch.buffers.end();
+  });
+  if (head == program_.launches.end()) return;
+  const auto* gemm = std::get_if<spec::GemmSpec>(&head->spec);
+  if (gemm == nullptr) return;
+  spec::SelectSpec s{.vocabulary = 0, .count = plan_candidates};
+  for (uint32_t i = 0; i < gemm->n_segments; ++i) s.vocabulary += gemm->segments[i].rows;
+  s.count = std::min(s.count, s.vocabulary);
+  const BufferRef scratch = make_buffer(
+      {.name = "select scratch", .fixed_bytes = spec::select_scratch_bytes(s), .selected = true});
+  const BufferRef counters =
+      make_buffer({.name = "select counters",
+                   .form = ActivationForm::counters,
+                   .fixed_bytes = uint64_t{spec::select_counters(s)} * sizeof(uint32_t),
+                   .selected = true});
+  program_.launches.push_back({.spec = s,
+                               .buffers = {{BufferKind::logits, 0},
+                                           {BufferKind::wish, 0},
+                                           {BufferKind::candidates, 0},
+                                           scratch,
+                                           counters},
+                               .rows = StepRows::outputs,
+                               .name = "select"});
+  program_.decisions.push_back({"selection", fmt::format("the best {} on the GPU", s.count),
+                                "logits are copied where more of them, or all, are wanted"});
 }
 
 /// Halves of merged weights, unless something else reads them.

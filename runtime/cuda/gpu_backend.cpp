@@ -13,15 +13,20 @@
 namespace quern::cuda {
 namespace {
 
-/// Inputs on the device: RunState, then the rows whose logits are asked for, then token ids.
+/// Inputs on the device: RunState, then the rows whose logits are asked for, then what a selection
+/// is asked for (with room for all tokens that it may take), then token ids.
 constexpr uint64_t outputs_at = 64;
 constexpr uint64_t most_pinned_logits = uint64_t{64} << 20;
 
 uint64_t align_up(uint64_t bytes) {
   return (bytes + 63) / 64 * 64;
 }
-uint64_t tokens_at(const Plan& plan) {
+uint64_t wish_at(const Plan& plan) {
   return outputs_at + align_up(plan.max_outputs * sizeof(int32_t));
+}
+uint64_t tokens_at(const Plan& plan) {
+  const bool selects = selection_of(plan) != nullptr;
+  return wish_at(plan) + (selects ? align_up(spec::select_wish_bytes()) : 0);
 }
 uint64_t logits_bytes(const Plan& plan) {
   return uint64_t{plan.max_outputs} * plan.vocabulary * sizeof(float);
@@ -37,7 +42,11 @@ uint32_t shared_bytes(const spec::AnySpec& spec, const Plan& plan) {
 GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
                        std::vector<CompiledKernel> compiled, std::shared_ptr<Device> device,
                        cpu::ThreadPool& pool, const Progress& progress)
-    : plan_(plan), device_(std::move(device)), threads_(pool.size()), stream_(device_) {
+    : plan_(plan),
+      selection_(selection_of(plan)),
+      device_(std::move(device)),
+      threads_(pool.size()),
+      stream_(device_) {
   for (size_t i = 0; i < compiled.size(); ++i) {
     const spec::AnySpec& spec = plan.kernels[i].spec;
     if (is_library(spec)) {
@@ -54,6 +63,9 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   if (needs_library(plan)) library_.emplace(device_, plan);
   arena_ = DeviceBuffer(device_, plan.arena_bytes, "activations");
   logits_ = DeviceBuffer(device_, logits_bytes(plan), "logits");
+  if (selection_ != nullptr) {
+    candidates_ = DeviceBuffer(device_, spec::select_answer_bytes(*selection_), "candidates");
+  }
   inputs_ = DeviceBuffer(device_, input_bytes(plan.options.chunk), "token ids");
   host_inputs_ = PinnedBuffer(device_, input_bytes(plan.options.chunk));
   const uint64_t counter_bytes = plan.steps.size() * sizeof(uint32_t);
@@ -63,6 +75,8 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   saturated_before_.assign(plan.steps.size(), 0);
   stream_.fill(arena_.address(), 0, arena_.bytes());
   stream_.fill(saturated_.address(), 0, saturated_.bytes());
+  // All of it is copied to the host, whatever number of candidates is wanted.
+  if (selection_ != nullptr) stream_.fill(candidates_.address(), 0, candidates_.bytes());
   upload_ropes(pool);
   weights_.emplace(file, plan, kernels_, device_, pool, progress);
   run_once_steps();
@@ -178,6 +192,10 @@ KernelArgs GpuBackend::step_args(const Step& step, const DeviceBuffer& state) co
         return inputs_.pointer(outputs_at);
       case BufferKind::logits:
         return logits_.pointer();
+      case BufferKind::wish:
+        return inputs_.pointer(wish_at(plan_));
+      case BufferKind::candidates:
+        return candidates_.pointer();
     }
     return nullptr;
   };
@@ -208,6 +226,23 @@ void GpuBackend::write_inputs(const Chunk& chunk) {
   std::memcpy(to, &state, sizeof state);
   std::ranges::copy(std::as_bytes(chunk.outputs), to + outputs_at);
   std::ranges::copy(std::as_bytes(chunk.tokens), to + tokens_at(plan_));
+  if (chunk.selection == nullptr) return;
+  const SelectionRequest& request = *chunk.selection;
+  const spec::SelectWish wish{.wanted = request.count,
+                              .n_seen = static_cast<uint32_t>(request.seen.size()),
+                              .penalty = request.penalty,
+                              .reserved = 0};
+  std::memcpy(to + wish_at(plan_), &wish, sizeof wish);
+  std::ranges::copy(std::as_bytes(std::span(request.seen)), to + wish_at(plan_) + sizeof wish);
+}
+
+SelectionLimits GpuBackend::selection_limits() const {
+  if (selection_ == nullptr) return {};
+  return {selection_->count, spec::select_most_seen, selection_->vocabulary};
+}
+
+bool GpuBackend::is_left_out(const GpuMemory& memory, size_t step) const {
+  return selection_ != nullptr && memory.wanted_ == 0 && step + 1 == plan_.steps.size();
 }
 
 uint32_t GpuBackend::rows_of(const Step& step, uint32_t n_tokens, uint32_t n_outputs) const {
@@ -229,10 +264,13 @@ void GpuBackend::enqueue(GpuMemory& memory, uint32_t n_tokens, uint32_t n_output
   stream_.copy_to_device(inputs_.address(), {host_inputs_.data(), input_bytes(n_tokens)});
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (!runs(plan_, plan_.steps[i], rows)) continue;
+    if (!runs(plan_, plan_.steps[i], rows) || is_left_out(memory, i)) continue;
     launch(plan_.steps[i], choice(i, rows).kernel, rows, memory.args_[i]);
   }
-  if (n_outputs > 0) {
+  if (memory.wanted_ > 0) {
+    const PinnedBuffer& to = memory.pinned_candidates_;
+    stream_.copy_to_host({to.data(), to.bytes()}, candidates_.address());
+  } else if (n_outputs > 0) {
     stream_.copy_to_host(memory.host_logits(n_outputs), logits_.address());
   }
   stream_.copy_to_host({host_saturated_.data(), host_saturated_.bytes()}, saturated_.address());
@@ -242,7 +280,8 @@ void GpuBackend::count(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs,
                        size_t n_steps) const {
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (runs(plan_, plan_.steps[i], rows)) ++memory.launches_[choice(i, rows).name];
+    if (!runs(plan_, plan_.steps[i], rows) || is_left_out(memory, i)) continue;
+    ++memory.launches_[choice(i, rows).name];
   }
 }
 
@@ -255,8 +294,9 @@ void GpuBackend::run(GpuMemory& memory, const Chunk& chunk) {
     n_steps = steps_before_failure(all);
     write_inputs(chunk);
     memory.last_outputs_ = n_outputs;
+    memory.wanted_ = chunk.selection == nullptr ? 0 : chunk.selection->count;
     if (n_tokens == 1 && n_steps == all) {
-      std::unique_ptr<LaunchGraph>& graph = memory.graphs_[n_outputs];
+      std::unique_ptr<LaunchGraph>& graph = memory.graphs_[memory.wanted_ > 0 ? 2 : n_outputs];
       if (graph == nullptr) {
         graph = std::make_unique<LaunchGraph>(
             device_, stream_, [&] { enqueue(memory, n_tokens, n_outputs, n_steps); });
@@ -277,6 +317,9 @@ GpuMemory::GpuMemory(GpuBackend& backend) : backend_(backend) {
   const uint64_t all = logits_bytes(plan), row = plan.vocabulary * sizeof(float);
   pinned_logits_ = PinnedBuffer(backend.device_, std::min(all, std::max(most_pinned_logits, row)));
   if (all > pinned_logits_.bytes()) pageable_logits_ = ZeroedMemory(all, "logits of the session");
+  if (backend.selection_ != nullptr) {
+    pinned_candidates_ = PinnedBuffer(backend.device_, backend.candidates_.bytes());
+  }
   for (const Step& step : plan.steps) args_.push_back(backend.step_args(step, state_));
   launches_.assign(backend.names_.size(), 0);
   clear();
@@ -289,6 +332,19 @@ std::span<std::byte> GpuMemory::host_logits(uint32_t rows) const {
 
 const float* GpuMemory::logits() const {
   return reinterpret_cast<const float*>(host_logits(last_outputs_).data());
+}
+
+Candidates GpuMemory::candidates() const {
+  const std::byte* from = pinned_candidates_.data();
+  spec::SelectAnswer answer;
+  std::memcpy(&answer, from, sizeof answer);
+  std::vector<spec::SelectCandidate> best(wanted_);
+  std::memcpy(best.data(), from + sizeof answer, best.size() * sizeof best[0]);
+  Candidates result{.best = {},
+                    .not_finite = answer.not_finite,
+                    .first_not_finite = static_cast<TokenId>(answer.first_not_finite)};
+  for (const auto& [logit, id] : best) result.best.emplace_back(logit, static_cast<TokenId>(id));
+  return result;
 }
 
 void GpuMemory::clear() {

@@ -29,6 +29,7 @@ class GpuBackend final : public Backend {
   const std::vector<std::string>& launch_names() const override { return names_; }
   uint32_t threads() const override { return threads_; }
   std::vector<std::pair<std::string, uint64_t>> saturated() const override;
+  SelectionLimits selection_limits() const override;
   uint64_t weight_bytes() const { return weights_->bytes(); }
 
  private:
@@ -55,6 +56,8 @@ class GpuBackend final : public Backend {
   void launch(const Step& step, uint32_t kernel, uint32_t rows, const KernelArgs& args);
   void run(GpuMemory& memory, const Chunk& chunk);
   void write_inputs(const Chunk& chunk);
+  /// Whether a step does not run: the selection, where logits are wanted.
+  bool is_left_out(const GpuMemory& memory, size_t step) const;
   uint64_t input_bytes(size_t tokens) const;
   /// Copies the inputs, launches `n_steps` steps, copies what the host wants to see.
   void enqueue(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs, size_t n_steps);
@@ -62,6 +65,7 @@ class GpuBackend final : public Backend {
   void count(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs, size_t n_steps) const;
 
   const Plan& plan_;
+  const spec::SelectSpec* selection_;  ///< The plan's last step, or null.
   std::shared_ptr<Device> device_;
   uint32_t threads_;
   mutable std::mutex mutex_;
@@ -72,7 +76,7 @@ class GpuBackend final : public Backend {
   uint32_t graph_name_ = 0;
   std::optional<GpuLibrary> library_;  ///< Where the plan has steps for it.
   std::optional<GpuWeights> weights_;
-  DeviceBuffer arena_, inputs_, logits_, saturated_;
+  DeviceBuffer arena_, inputs_, logits_, candidates_, saturated_;
   std::vector<DeviceBuffer> ropes_;
   PinnedBuffer host_inputs_, host_saturated_;
   std::vector<uint32_t> saturated_before_;
@@ -85,6 +89,7 @@ class GpuMemory final : public SessionMemory {
   explicit GpuMemory(GpuBackend& backend);
   void run(const Chunk& chunk) override { backend_.run(*this, chunk); }
   const float* logits() const override;
+  Candidates candidates() const override;
   void clear() override;
   void copy_from(const SessionMemory& other) override;
   std::vector<std::byte> save(std::string_view fingerprint, uint32_t position) const override;
@@ -99,10 +104,12 @@ class GpuMemory final : public SessionMemory {
   DeviceBuffer state_;
   std::vector<KernelArgs> args_;  ///< By step.
   uint32_t last_outputs_ = 0;
+  uint32_t wanted_ = 0;           ///< Candidates of the last run; 0: logits.
   PinnedBuffer pinned_logits_;    ///< Of one row at least; of all where they are few ...
   ZeroedMemory pageable_logits_;  ///< ... and this where they are not.
-  /// A single token's launches, recorded: without and with logits.
-  std::unique_ptr<LaunchGraph> graphs_[2];
+  PinnedBuffer pinned_candidates_;
+  /// A single token's launches, recorded: without logits, with them, with candidates.
+  std::unique_ptr<LaunchGraph> graphs_[3];
 };
 
 }  // namespace quern::cuda

@@ -38,7 +38,7 @@ struct Shape {
     LaunchShape shape = spec::launch_shape(s, rows);
     // A decode kernel that may begin early must not put two blocks on a multiprocessor that is
     // still half taken: its slowest block is what the next launch waits for.
-    if (s.decoders > 0 && target_traits(plan.target.name).compute_capability >= 90) {
+    if (s.shared_groups > 0 && target_traits(plan.target.name).compute_capability >= 90) {
       shape.shared_bytes = std::max(shape.shared_bytes, more_than_half_of_shared_bytes);
     }
     return shape;
@@ -54,6 +54,9 @@ struct Shape {
   LaunchShape operator()(const spec::FlattenSpec& s) const { return spec::launch_shape(s, rows); }
   LaunchShape operator()(const spec::FinishSpec& s) const { return spec::launch_shape(s, rows); }
   LaunchShape operator()(const spec::RepackSpec&) const { return {.threads = threads_of_repack}; }
+  LaunchShape operator()(const spec::SelectSpec& s) const {
+    return {.threads = spec::select_threads, .grid_x = spec::select_blocks(s.vocabulary)};
+  }
   template <class Other>
   LaunchShape operator()(const Other&) const {
     throw Error(ErrorKind::failed, fmt::format("kernel family {}", Other::family),

@@ -12,7 +12,6 @@ struct Kernel {
   static constexpr spec::LaunchShape shape = spec::launch_shape(s, 1);
   static constexpr u32 threads = shape.threads, min_blocks = shape.min_blocks;
   static constexpr bool decode = s.tile_tokens == 8;
-  static constexpr u32 multipliers = s.tile_cells * 32;  ///< Threads of a decode block that multiply.
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -38,41 +37,45 @@ struct Kernel {
   }
 
   static __device__ __forceinline__ void run_decode(const KernelArgs& args, unsigned char* shared) {
-    constexpr u32 roles = s.decoders + 1, slabs = (s.k + 63) / 64;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, local = warp / roles, role = warp % roles;
-    uint4* x = reinterpret_cast<uint4*>(shared);
-    unsigned char* memory = shared + slabs * 128 + local * spec::gemv_group_bytes(s);
-    const u32 barriers = ptx::shared_address(memory) + spec::gemv_group_bytes(s) - s.decoders * 16;
-    if constexpr (s.decoders > 0) {
-      if (role == 0 && lane < s.decoders * 2) ptx::mbarrier_init(barriers + lane * 8, 1);
+    constexpr u32 slabs = (s.k + 63) / 64, alone = s.tile_cells - s.shared_groups, sharers = s.sharers > 0 ? s.sharers : 1;
+    const u32 warp = threadIdx.x / 32, sharing = warp - alone;
+    const bool is_alone = warp < alone;
+    GemvWarp w{.x = reinterpret_cast<uint4*>(shared), .role = is_alone ? 0 : sharing % sharers, .lane = threadIdx.x % 32};
+    w.ring = shared + slabs * 128 + warp * spec::gemv_ring_bytes(s);
+    if constexpr (s.shared_groups > 0) {
+      w.sums = shared + slabs * 128 + spec::gemv_warps(s) * spec::gemv_ring_bytes(s) + (sharing - w.role) * spec::gemv_sums_bytes;
+      w.turns = ptx::shared_address(shared) + spec::gemv_shared_bytes(s) -
+                (spec::gemv_sharing_warps(s) - (sharing - w.role)) * spec::gemv_turn_bytes;
+      if (!is_alone && w.lane == 0) ptx::mbarrier_init(w.turns + w.role * spec::gemv_turn_bytes, 1);
     }
-    const u32 group = blockIdx.x * s.tile_cells + local;
-    find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32) {
-      GemmVector<s, segment>::prefetch(args, in_segment, role, lane, memory);
-    });
-    if constexpr (s.decoders > 0) __syncthreads();  // for the barriers
-    // Warps that only decode read weights alone: they need not wait for the launch before.
-    if (role == 0) {
-      ptx::follow_last_launch();
-      load_x(args, x, local * 32 + lane);
-      ptx::named_barrier<1, multipliers>();
-    }
+    const u32 group = blockIdx.x * s.tile_cells + (is_alone ? warp : alone + sharing / sharers);
+    bool any = false;
     find_group<0>(group, 0, [&]<u32 segment>(u32 in_segment, u32 first_row) {
-      GemmVector<s, segment>::run(args, in_segment, first_row, role, lane, x, memory, barriers);
+      any = true;
+      const auto wait_for_x = [&] { get_x(args, w.x); };
+      if (is_alone) {
+        if constexpr (alone > 0) GemmVector<s, segment, 1>::run(args, in_segment, first_row, w, wait_for_x);
+      } else {
+        if constexpr (s.shared_groups > 0) GemmVector<s, segment, s.sharers>::run(args, in_segment, first_row, w, wait_for_x);
+      }
     });
+    if (!any) get_x(args, w.x);
   }
 
-  /// x of one token, rearranged so that a lane's eight words of a slab lie together: [slab][t][step][low, high].
-  static __device__ __forceinline__ void load_x(const KernelArgs& args, uint4* shared, u32 thread) {
+  /// Waits for the launch before; then x of one token in shared memory, rearranged so that a lane's eight words of a slab lie
+  /// together: [slab][t][step][low, high]. All threads come here once.
+  static __device__ __forceinline__ void get_x(const KernelArgs& args, uint4* shared) {
+    ptx::follow_last_launch();
     constexpr u32 pieces = (s.k + 63) / 64 * 8;
     const uint4* x = static_cast<const uint4*>(args.buffers[0]);
     u32* words = reinterpret_cast<u32*>(shared);
 #pragma unroll 8
-    for (u32 i = thread; i < pieces; i += multipliers) {
+    for (u32 i = threadIdx.x; i < pieces; i += threads) {
       const uint4 v = x[static_cast<size_t>(i / 8) * args.operand_rows * 8 + i % 8];
       u32* to = words + i / 8 * 32 + i % 8;
       to[0] = v.x, to[8] = v.y, to[16] = v.z, to[24] = v.w;
     }
+    ptx::named_barrier<1, threads>();
   }
 
   /// Calls f<segment>(group within it, its first output row) for the segment that a row group lies in; nothing past the last.

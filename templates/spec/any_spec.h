@@ -13,11 +13,13 @@
 #include "templates/spec/norm.h"
 #include "templates/spec/qkv_post.h"
 #include "templates/spec/repack.h"
+#include "templates/spec/select.h"
 
 namespace quern::spec {
 
-using AnySpec = std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec,
-                             ExpertsSpec, FinishSpec, FlattenSpec, GatherSpec, GemmSpec, GroupSpec,
-                             MatmulSpec, NormSpec, QkvPostSpec, RepackSpec, RouterSpec, UnpackSpec>;
+using AnySpec =
+    std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec, ExpertsSpec,
+                 FinishSpec, FlattenSpec, GatherSpec, GemmSpec, GroupSpec, MatmulSpec, NormSpec,
+                 QkvPostSpec, RepackSpec, RouterSpec, SelectSpec, UnpackSpec>;
 
 }  // namespace quern::spec

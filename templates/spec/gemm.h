@@ -39,8 +39,10 @@ struct GemmSpec {
   Tier tier = Tier::cpu;
   u32 stages =
       0;  ///< GPU tiers: depth of the shared-memory pipeline, in slabs of 64 K (decode: cells).
-  u32 decoders =
-      0;  ///< GPU tiers, tile_tokens = 8: warps that decode for each warp that multiplies.
+  u32 shared_groups = 0;  ///< Decode: the last so many of a block's row groups have `sharers` warps
+                          ///< each that take turns at the chain, the others one.
+  u32 sharers = 0;        ///< Decode: at least 2 where groups are shared, else 0.
+  u32 turn_slabs = 0;     ///< Decode: slabs of 64 K of a turn, 4 or 8.
 
   template <class S, class V>
   static constexpr void fields(S& s, V&& v) {
@@ -56,7 +58,9 @@ struct GemmSpec {
     v("gemv_max_tokens", s.gemv_max_tokens);
     v("tier", s.tier);
     v("stages", s.stages);
-    v("decoders", s.decoders);
+    v("shared_groups", s.shared_groups);
+    v("sharers", s.sharers);
+    v("turn_slabs", s.turn_slabs);
   }
 };
 

@@ -62,28 +62,35 @@ constexpr u32 gemm_tile_shared_bytes(const GemmSpec& s) {
   return s.stages * s.tile_tokens * 128 + weights;
 }
 
-/// Decode: x of one token, then each row group's rings (and fragments and barriers where decoding
-/// is apart).
-constexpr u32 gemv_group_bytes(const GemmSpec& s) {
-  u32 cell = 0, fragments = 0;
+/// Decode: warps that share their row group with others, and all warps of a block.
+constexpr u32 gemv_sharing_warps(const GemmSpec& s) {
+  return s.shared_groups * s.sharers;
+}
+constexpr u32 gemv_warps(const GemmSpec& s) {
+  return s.tile_cells - s.shared_groups + gemv_sharing_warps(s);
+}
+/// Bytes of a warp's ring of cells.
+constexpr u32 gemv_ring_bytes(const GemmSpec& s) {
+  u32 cell = 0;
   for (u32 i = 0; i < s.n_segments; ++i) {
     const u32 bytes = gpu_cell_bytes(s.segments[i].type);
     cell = bytes > cell ? bytes : cell;
-    const u32 f16_bytes = gpu_cell_k(s.segments[i].type) * 32;
-    fragments = f16_bytes > fragments ? f16_bytes : fragments;
   }
-  const u32 rings = s.decoders == 0 ? 1 : s.decoders;
-  return rings * (s.stages * cell + (s.decoders == 0 ? 0 : fragments + 16));
+  return s.stages * cell;
 }
+/// What a sharing warp takes over: four sums a lane, and the barrier of its turn.
+inline constexpr u32 gemv_sums_bytes = 32 * 16, gemv_turn_bytes = 8;
+/// Decode: x of one token, each warp's ring, sums and then barriers of the sharing warps.
 constexpr u32 gemv_shared_bytes(const GemmSpec& s) {
-  return (s.k + 63) / 64 * 128 + s.tile_cells * gemv_group_bytes(s);
+  return (s.k + 63) / 64 * 128 + gemv_warps(s) * gemv_ring_bytes(s) +
+         gemv_sharing_warps(s) * (gemv_sums_bytes + gemv_turn_bytes);
 }
 
 constexpr LaunchShape launch_shape(const GemmSpec& s, u32 tokens) {
   u32 tiles = 0;
   for (u32 i = 0; i < s.n_segments; ++i) tiles += gpu_row_tiles(s.segments[i].rows);
   if (s.tile_tokens == 8) {
-    return {.threads = s.tile_cells * (s.decoders + 1) * 32,
+    return {.threads = gemv_warps(s) * 32,
             .min_blocks = 1,
             .shared_bytes = gemv_shared_bytes(s),
             .grid_x = (tiles * 8 + s.tile_cells - 1) / s.tile_cells,

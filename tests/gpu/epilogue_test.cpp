@@ -18,16 +18,18 @@ using spec::QuantType;
 
 /// How a kernel runs: its tile; the bits must not depend on it.
 struct Tile {
-  uint32_t tokens, cells, stages, decoders;
+  uint32_t tokens, cells, stages, shared_groups = 0, sharers = 0, turn_slabs = 0;
 };
-constexpr Tile tiles[] = {
-    {64, 8, 4, 0}, {128, 8, 3, 0}, {256, 8, 2, 0}, {8, 4, 4, 0}, {8, 2, 2, 4}};
+constexpr Tile tiles[] = {{64, 8, 4}, {128, 8, 3},        {256, 8, 2},
+                          {8, 4, 4},  {8, 2, 2, 2, 4, 8}, {8, 3, 3, 1, 2, 4}};
 
 void set_tile(GemmSpec& s, const Tile& tile) {
   s.tile_tokens = tile.tokens;
   s.tile_cells = tile.cells;
   s.stages = tile.stages;
-  s.decoders = tile.decoders;
+  s.shared_groups = tile.shared_groups;
+  s.sharers = tile.sharers;
+  s.turn_slabs = tile.turn_slabs;
 }
 
 constexpr uint32_t k = 512;

@@ -19,7 +19,7 @@ struct Problem {
 
 /// How a kernel tiles it: the bits must not depend on it.
 struct Tile {
-  uint32_t tokens, cells, stages, decoders;
+  uint32_t tokens, cells, stages, shared_groups = 0, sharers = 0, turn_slabs = 0;
 };
 
 GemmSpec spec_of(const Problem& problem, const Tile& tile) {
@@ -29,15 +29,17 @@ GemmSpec spec_of(const Problem& problem, const Tile& tile) {
              .tile_cells = tile.cells,
              .tier = spec::Tier::mma,
              .stages = tile.stages,
-             .decoders = tile.decoders};
+             .shared_groups = tile.shared_groups,
+             .sharers = tile.sharers,
+             .turn_slabs = tile.turn_slabs};
   for (size_t i = 0; i < problem.segments.size(); ++i) {
     s.segments[i] = {spec::gpu_resident_type(problem.segments[i].type), problem.segments[i].rows};
   }
   return s;
 }
 
-constexpr Tile decode_tiles[] = {{64, 8, 4, 0}, {8, 4, 4, 0}, {8, 2, 2, 4}};
-constexpr Tile prefill_tiles[] = {{256, 8, 4, 0}, {64, 8, 4, 0}, {128, 8, 3, 0}};
+constexpr Tile decode_tiles[] = {{64, 8, 4}, {8, 4, 4}, {8, 2, 2, 2, 4, 8}, {8, 3, 3, 1, 2, 4}};
+constexpr Tile prefill_tiles[] = {{256, 8, 4}, {64, 8, 4}, {128, 8, 3}};
 
 /// d and dmin of every block: any f16 from zero over the smallest ones to 1/16.
 void make_wild(spec::QuantType type, std::vector<std::byte>& raw, std::mt19937& random) {
@@ -165,8 +167,7 @@ void compile_all() {
               spec_of({.segments = {{type, size.rows}}, .k = size.k, .tokens = size.tokens}, tile));
         }
       };
-      specs.emplace_back(
-          spec_of({.segments = {{type, 256}}, .k = 256, .tokens = 256}, {64, 8, 4, 0}));
+      specs.emplace_back(spec_of({.segments = {{type, 256}}, .k = 256, .tokens = 256}, {64, 8, 4}));
       for (const Size& size : decode_sizes) add(size, decode_tiles);
       for (const Size& size : prefill_sizes) add(size, prefill_tiles);
     }
@@ -188,8 +189,8 @@ TEST_P(GemmTypes, every_kernel_gives_the_same_bits_and_the_exact_product) {
         << size.rows << " x " << size.k << ", " << size.tokens << " tokens";
     for (const Tile& tile : tiles.subspan(1)) {
       EXPECT_EQ(std::memcmp(first.data(), c.run(tile).data(), first.size() * 4), 0)
-          << size.tokens << " tokens, tile of " << tile.tokens << ", " << tile.decoders
-          << " decoders";
+          << size.tokens << " tokens, tile of " << tile.tokens << ", " << tile.shared_groups
+          << " groups shared by " << tile.sharers;
     }
   };
   for (const Size& size : decode_sizes) check(size, decode_tiles);
@@ -208,7 +209,7 @@ class GemmTile : public testing::TestWithParam<NamedTile> {};
 
 TEST_P(GemmTile, segments_of_different_types_lie_side_by_side) {
   QUERN_NEED_GPU();
-  const Tile &tile = GetParam().tile, other{64, 8, 4, 0};
+  const Tile &tile = GetParam().tile, other{64, 8, 4};
   const Problem problem{.segments = {{spec::QuantType::q4_k, 256},
                                      {spec::QuantType::q8_0, 100},
                                      {spec::QuantType::q5_k, 40},
@@ -223,11 +224,13 @@ TEST_P(GemmTile, segments_of_different_types_lie_side_by_side) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GemmTile,
-                         testing::Values(NamedTile{"tile_64", {64, 8, 4, 0}},
-                                         NamedTile{"tile_128", {128, 8, 4, 0}},
-                                         NamedTile{"tile_256", {256, 8, 2, 0}},
-                                         NamedTile{"one_warp", {8, 7, 3, 0}},
-                                         NamedTile{"decoders", {8, 3, 2, 3}}),
+                         testing::Values(NamedTile{"tile_64", {64, 8, 4}},
+                                         NamedTile{"tile_128", {128, 8, 4}},
+                                         NamedTile{"tile_256", {256, 8, 2}},
+                                         NamedTile{"one_warp", {8, 7, 3}},
+                                         NamedTile{"turns", {8, 3, 2, 3, 4, 4}},
+                                         NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
+                                         NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
                          [](const auto& tile) { return tile.param.name; });
 
 TEST(Gemm, every_weight_is_the_rounded_reference) {
@@ -235,7 +238,7 @@ TEST(Gemm, every_weight_is_the_rounded_reference) {
   compile_all();
   for (const spec::QuantType type : types) {
     GemmCase c({.segments = {{type, 256}}, .k = 256, .tokens = 256, .unit = true});
-    EXPECT_EQ(c.wrong_weights(c.run({64, 8, 4, 0})), 0u) << static_cast<uint32_t>(type);
+    EXPECT_EQ(c.wrong_weights(c.run({64, 8, 4})), 0u) << static_cast<uint32_t>(type);
   }
 }
 
@@ -245,11 +248,11 @@ TEST(Gemm, minima_far_from_the_scales_decode_exactly) {
   QUERN_NEED_GPU();
   for (const spec::QuantType type : {spec::QuantType::q4_k, spec::QuantType::q5_k}) {
     GemmCase unit({.segments = {{type, 256}}, .k = 256, .tokens = 256, .unit = true, .wild = true});
-    EXPECT_EQ(unit.wrong_weights(unit.run({64, 8, 4, 0})), 0u);
+    EXPECT_EQ(unit.wrong_weights(unit.run({64, 8, 4})), 0u);
     GemmCase c({.segments = {{type, 256}}, .k = 256, .tokens = 5, .wild = true});
-    const std::vector<float> tile = c.run({64, 8, 4, 0});
-    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 4, 4, 0}).data(), tile.size() * 4), 0);
-    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 2, 2, 4}).data(), tile.size() * 4), 0);
+    const std::vector<float> tile = c.run({64, 8, 4});
+    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 4, 4}).data(), tile.size() * 4), 0);
+    EXPECT_EQ(std::memcmp(tile.data(), c.run({8, 2, 2, 2, 4, 4}).data(), tile.size() * 4), 0);
   }
 }
 
@@ -260,7 +263,7 @@ TEST(GemmMutants, fail_the_comparison) {
       .segments = {{spec::QuantType::q4_k, 256}}, .k = 256, .tokens = 5, .wild = true};
   Problem unit = wild;
   unit.tokens = 256, unit.unit = true;
-  const Tile tile{64, 8, 4, 0}, vector{8, 4, 4, 0};
+  const Tile tile{64, 8, 4}, vector{8, 4, 4};
   const CompiledKernel rows_of_one_unit =
       compile_mutant(spec_of(wild, vector), cells, "h == 0 ? 1 : 16", "1");
   GemmCase c(wild);

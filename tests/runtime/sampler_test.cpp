@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -12,9 +13,12 @@
 
 #include "models/error.h"
 #include "runtime/philox.h"
+#include "tests/support/selection.h"
 
 namespace quern {
 namespace {
+
+using test::sorted_candidates;
 
 TEST(Philox, gives_the_published_vectors) {
   // Random123's known-answer tests for philox4x32, 10 rounds.
@@ -105,7 +109,9 @@ TEST(Sampler, top_k_keeps_the_k_best_with_ties_to_the_lowest_ids) {
 std::vector<TokenId> sorted_front(const std::vector<float>& logits, size_t k) {
   std::vector<TokenId> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
-  std::ranges::stable_sort(ids, [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
+  std::ranges::sort(ids, [&](TokenId a, TokenId b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  });
   ids.resize(k);
   return ids;
 }
@@ -175,6 +181,122 @@ TEST(Sampler, the_repeat_penalty_looks_at_the_window_alone_and_works_on_both_sig
   EXPECT_EQ(sampler.sample(negative, std::vector<TokenId>{0, 0}, 0), 1);
   // Ids that the vocabulary does not have are no crash.
   EXPECT_EQ(sampler.sample(positive, std::vector<TokenId>{-1, 99}, 0), 0);
+}
+
+/// Logits of many kinds: ties, zeros of both signs, wide and narrow ones.
+std::vector<float> random_logits(size_t size, unsigned kind, std::mt19937& random) {
+  std::vector<float> logits(size);
+  std::normal_distribution<float> normal(0, 4);
+  for (float& logit : logits) {
+    const auto number = static_cast<float>(random() % 64);
+    switch (kind % 4) {
+      case 0:
+        logit = number / 8 - 4;
+        break;
+      case 1:
+        logit = normal(random);
+        break;
+      case 2:
+        logit = random() % 2 == 0 ? 0.0F : -0.0F;
+        break;
+      default:
+        logit = std::ldexp(normal(random), static_cast<int>(random() % 100) - 30);
+    }
+  }
+  return logits;
+}
+
+TEST(Sampler, draws_from_candidates_are_those_from_all_logits) {
+  std::mt19937 random(11);
+  size_t selected = 0, refused = 0;
+  for (unsigned round = 0; round < 400; ++round) {
+    SCOPED_TRACE(round);
+    const size_t size = std::array<size_t, 4>{1, 17, 300, 5000}[round / 4 % 4];
+    const std::vector<float> logits = random_logits(size, round, random);
+    SamplingOptions options;
+    options.temperature = std::array{0.0F, 0.7F, 1.5F}[random() % 3];
+    options.top_k = std::array{0U, 1U, 40U, 256U, 400U}[random() % 5];
+    options.top_p = std::array{1.0F, 0.95F, 0.3F}[random() % 3];
+    options.min_p = std::array{0.0F, 0.05F}[random() % 2];
+    options.repeat_penalty = std::array{1.0F, 1.3F, 0.8F, 1e38F}[random() % 4];
+    options.seed = round;
+    std::vector<TokenId> history;
+    for (size_t i = random() % 100; i > 0; --i) {
+      history.push_back(static_cast<TokenId>(random() % (size + 1)) - 1);  // -1 is no token
+    }
+    const SelectionLimits limits{std::min(256U, static_cast<uint32_t>(size)), 60,
+                                 static_cast<uint32_t>(size)};
+    Sampler from_logits(options), from_candidates(options);
+    const auto request = from_candidates.request(limits, history);
+    const bool all_needed =
+        options.temperature != 0 && size > 256 && (options.top_k == 0 || options.top_k > 256);
+    if (!request) {
+      EXPECT_TRUE(all_needed || options.repeat_penalty != 1);  // or more than 60 seen tokens
+      ++refused;
+      continue;
+    }
+    EXPECT_FALSE(all_needed);
+    ++selected;
+    const Candidates candidates = sorted_candidates(logits, *request);
+    for (uint64_t position = 0; position < 30; ++position) {
+      ASSERT_EQ(from_candidates.draw(candidates, position),
+                from_logits.sample(logits, history, position))
+          << size << " tokens, top " << options.top_k << ", penalty " << options.repeat_penalty;
+    }
+  }
+  EXPECT_GT(selected, 200U);
+  EXPECT_GT(refused, 20U);
+}
+
+TEST(Sampler, asks_a_device_for_no_more_than_it_needs_and_takes) {
+  const std::vector<TokenId> history = {5, 900, 5, 3, -1, 7};
+  const SelectionLimits limits{256, 3, 900};
+  SamplingOptions options;
+  EXPECT_EQ(Sampler(options).request(limits, history)->count, 1U);  // greedy
+  EXPECT_TRUE(Sampler(options).request(limits, history)->seen.empty());
+  options.repeat_penalty = 1.5F;
+  const auto greedy = Sampler(options).request(limits, history);
+  EXPECT_EQ(greedy->seen, (std::vector<TokenId>{3, 5, 7}));
+  EXPECT_EQ(greedy->penalty, 1.5F);
+  EXPECT_FALSE(Sampler(options).request({256, 2, 900}, history));
+  options.temperature = 1;
+  EXPECT_EQ(Sampler(options).request(limits, history)->count, 40U);
+  EXPECT_FALSE(Sampler(options).request({39, 3, 900}, history));
+  EXPECT_FALSE(Sampler(options).request({0, 0, 0}, history));  // a device that selects nothing
+  options.top_k = 0;
+  EXPECT_FALSE(Sampler(options).request(limits, history));
+  EXPECT_EQ(Sampler(options).request({17, 3, 17}, history)->count, 17U);
+}
+
+TEST(Sampler, candidates_of_logits_that_are_not_finite_are_the_same_error) {
+  std::vector<float> logits(20, 1.0F);
+  logits[7] = std::nanf("");
+  logits[12] = std::numeric_limits<float>::infinity();
+  const auto message = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::failed);
+      return error.what();
+    }
+    return "no error";
+  };
+  Sampler sampler(plain(0));
+  const std::string expected = message([&] { sampler.sample(logits, {}, 3); });
+  EXPECT_EQ(message([&] { sampler.draw(sorted_candidates(logits, {}), 3); }), expected);
+  EXPECT_NE(expected.find("logit of token 7 at position 3"), std::string::npos) << expected;
+}
+
+TEST(Sampler, logits_that_a_penalty_makes_infinite_are_candidates_too) {
+  SamplingOptions options = plain(1);
+  options.top_k = 2;
+  options.repeat_penalty = 1e38F;
+  Sampler sampler(options);
+  const std::vector<float> logits(5, -100.0F);
+  const std::vector<TokenId> all = {0, 1, 2, 3, 4};
+  EXPECT_EQ(
+      sampler.sample(logits, all, 0),
+      sampler.draw(sorted_candidates(logits, {.count = 2, .penalty = 1e38F, .seen = all}), 0));
 }
 
 TEST(Sampler, logits_that_are_not_finite_are_an_error) {

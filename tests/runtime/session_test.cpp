@@ -106,6 +106,14 @@ TEST_F(SessionTest, refusals_change_nothing) {
   EXPECT_TRUE(same_bits(session_->feed(tokens(5, 3), 5, OutputRows::last), plain));
 }
 
+TEST_F(SessionTest, the_cpu_selects_no_candidates_and_says_so) {
+  EXPECT_EQ(session_->selection_limits().candidates, 0U);
+  expect_error(ErrorKind::usage, "the device gives logits alone",
+               [&] { session_->select(tokens(0, 3), 0, {.count = 1}); });
+  EXPECT_EQ(session_->position(), 0U);
+  session_->feed(tokens(0, 3), 0, OutputRows::last);
+}
+
 TEST_F(SessionTest, the_whole_context_can_be_filled_and_then_no_more) {
   session_->feed(std::vector<TokenId>(kContext, 3), 0, OutputRows::none);
   EXPECT_EQ(session_->position(), session_->capacity());

@@ -47,10 +47,12 @@ TEST(GemmChoice, one_token_uses_every_multiprocessor_once) {
   const GemmSpec narrow =
       cuda::choose_gemm_tile(projection(QuantType::q4_k, 4096, 4096), 8, target);
   EXPECT_EQ(launch_shape(narrow, 1).grid_x, 128u);
-  EXPECT_EQ(narrow.decoders, 3u);
+  EXPECT_EQ(narrow.shared_groups, narrow.tile_cells);
+  EXPECT_EQ(narrow.sharers, 4u);
   const GemmSpec wide = cuda::choose_gemm_tile(projection(QuantType::q4_k, 28672, 4096), 8, target);
   EXPECT_EQ(launch_shape(wide, 1).grid_x, 128u);
-  EXPECT_EQ(wide.decoders, 0u);
+  EXPECT_EQ(spec::gemv_warps(wide), 16u);  // as many on each sub-core
+  EXPECT_EQ(wide.shared_groups, 2u);
 }
 
 TEST(GemmChoice, tiles_are_smaller_where_large_ones_leave_multiprocessors_idle) {

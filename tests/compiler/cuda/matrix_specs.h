@@ -149,6 +149,11 @@ class MatrixSpecs {
       add("finish", spec::FinishSpec{.rows = {28672}, .epilogue = swiglu});
       add("finish", spec::FinishSpec{.rows = {400}, .epilogue = gelu_glu});
     }
+    for (const uint32_t vocabulary : {1u, 17u, 32000u, 262144u, 1u << 26}) {
+      for (const uint32_t count : {1u, 256u, 1024u}) {
+        add("select", spec::SelectSpec{.vocabulary = vocabulary, .count = count});
+      }
+    }
     for (const KvType kv : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {
       for (const QkNorm norm : {QkNorm::none, QkNorm::per_head, QkNorm::full_width}) {
         for (const RopePairing rope : {RopePairing::none, RopePairing::norm, RopePairing::neox}) {

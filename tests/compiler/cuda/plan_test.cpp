@@ -373,9 +373,34 @@ TEST(CudaPlan, llama_8b_has_at_most_64_kernels_and_shares_them) {
 TEST(CudaPlan, one_output_row_needs_one_kernel_of_the_head) {
   const ModelGraph graph = LlamaGraph().build();
   const Plan plan = make_plan(graph, {}, cuda::make_target("sm_90a"));
-  EXPECT_TRUE(plan.steps.back().variants.empty());
+  // The head is the last step but one.
+  EXPECT_TRUE(plan.steps[plan.steps.size() - 2].variants.empty());
   const Plan all = make_plan(graph, {.all_logits = true}, cuda::make_target("sm_90a"));
-  EXPECT_FALSE(all.steps.back().variants.empty());
+  EXPECT_FALSE(all.steps[all.steps.size() - 2].variants.empty());
+}
+
+TEST(CudaPlan, ends_with_the_selection_among_its_logits_and_counts_its_memory) {
+  const Plan plan = make_plan(LlamaGraph().build(), {}, cuda::make_target("sm_90a"));
+  const spec::SelectSpec* selection = selection_of(plan);
+  ASSERT_NE(selection, nullptr);
+  EXPECT_EQ(selection->vocabulary, LlamaGraph::vocabulary);
+  EXPECT_EQ(selection->count, 256u);
+  const Step& step = plan.steps.back();
+  EXPECT_EQ(step.rows, StepRows::outputs);
+  EXPECT_TRUE(step.variants.empty());
+  ASSERT_EQ(step.buffers.size(), 5u);
+  EXPECT_EQ(step.buffers[0].kind, BufferKind::logits);
+  // 126 slices of 1,024 logits: a list of 256 keys and a note each; 16 lists are merged at a time.
+  EXPECT_EQ(plan.activations[step.buffers[3].index].bytes, 126u * 257 * 8);
+  EXPECT_EQ(plan.activations[step.buffers[4].index].bytes, (8u + 1) * 4);
+  Plan without = plan;
+  without.steps.pop_back();
+  EXPECT_EQ(selection_of(without), nullptr);
+  EXPECT_EQ(plan.capacity.workspace - account_of(without).workspace,
+            16u + 4 * 1024 + 16 + 8 * 256);  // the wish with its ids, the answer
+  // A small vocabulary has no more candidates than tokens.
+  const Plan small = small_plan();
+  EXPECT_EQ(selection_of(small)->count, std::min(256u, small.vocabulary));
 }
 
 TEST(CudaPlan, text_names_the_kernels_of_each_step) {
@@ -468,6 +493,17 @@ TEST(CudaPlanJson, contradictions_are_refused_naming_the_field) {
               HasSubstr(fmt::format("steps[{}].buffers[6]", attention)));
   EXPECT_THAT(edited(fmt::format("/activations/{}/offset", counters), plan.activations[0].offset),
               HasSubstr("lives at the same time"));
+  const size_t select = plan.steps.size() - 1;
+  EXPECT_THAT(edited(fmt::format("/kernels/{}/spec/vocabulary", plan.steps[select].kernel), 7),
+              HasSubstr(fmt::format("steps[{}].buffers[0]", select)));
+  EXPECT_THAT(edited(fmt::format("/kernels/{}/spec/count", plan.steps[select].kernel), 1025),
+              HasSubstr("count"));
+  EXPECT_THAT(edited(at(select, "rows"), "tokens"), HasSubstr(fmt::format("steps[{}]", select)));
+  EXPECT_THAT(edited(at(select - 1, "kernel"), plan.steps[select].kernel),
+              HasSubstr(fmt::format("steps[{}].", select - 1)));
+  Json reordered = Json::parse(plan_to_json(plan));
+  std::swap(reordered["steps"][select], reordered["steps"][select - 1]);
+  EXPECT_THROW(plan_from_json(reordered.dump(), "plan.json"), Error);
   const auto glu = std::ranges::find_if(
       plan.weights, [](const WeightBinding& w) { return w.glu_up.has_value(); });
   ASSERT_NE(glu, plan.weights.end());

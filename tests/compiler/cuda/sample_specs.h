@@ -25,8 +25,7 @@ inline spec::GemmSpec sample_gemm(uint32_t tile_tokens) {
           .tile_tokens = tile_tokens,
           .tile_cells = tile_tokens == 8 ? 3u : 8u,
           .tier = spec::Tier::mma,
-          .stages = 4,
-          .decoders = 0};
+          .stages = 4};
 }
 
 inline spec::AttentionSpec sample_attention(uint32_t head_dim, uint32_t decode) {
@@ -50,9 +49,10 @@ inline std::vector<NamedSpec> sample_specs() {
     const GemmSpec s = sample_gemm(tokens);
     specs.push_back({"gemm_" + std::to_string(tokens), s, launch_shape(s, 1).shared_bytes});
   }
-  GemmSpec decoders = sample_gemm(8);
-  decoders.stages = 2, decoders.decoders = 4, decoders.tile_cells = 2;
-  specs.push_back({"gemm_8_decoders", decoders, launch_shape(decoders, 1).shared_bytes});
+  GemmSpec turns = sample_gemm(8);
+  turns.stages = 2, turns.shared_groups = 2, turns.sharers = 4, turns.turn_slabs = 8;
+  turns.tile_cells = 2;
+  specs.push_back({"gemm_8_turns", turns, launch_shape(turns, 1).shared_bytes});
   GemmSpec glu{.segments = {{QuantType::q4_k, 28672}},
                .n_segments = 1,
                .k = 4096,
@@ -87,6 +87,7 @@ inline std::vector<NamedSpec> sample_specs() {
   specs.push_back({"flatten", FlattenSpec{.width = 4096}});
   specs.push_back({"finish", FinishSpec{.rows = {28672}, .epilogue = Epilogue::swiglu}});
   specs.push_back({"repack", RepackSpec{.type = QuantType::q6_k, .k = 4096, .tier = Tier::mma}});
+  specs.push_back({"select", SelectSpec{.vocabulary = 128256, .count = 256}});
   specs.push_back({"qkv_post", QkvPostSpec{.n_head = 32,
                                            .n_head_kv = 8,
                                            .head_dim = 128,

@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "runtime/store/kernel_store.h"
 #include "tests/support/fixtures.h"
+#include "tests/support/selection.h"
 
 namespace quern::test {
 namespace {
@@ -107,6 +108,7 @@ void ToyGpuTest::note_roles(const Plan& plan) {
   for (const Step& step : plan.steps) {
     Roles roles;
     roles.writes_cache = spec_family(plan.kernels[step.kernel].spec) == "qkv_post";
+    roles.selects = spec_family(plan.kernels[step.kernel].spec) == "select";
     for (size_t i = 0; i < step.buffers.size(); ++i) {
       const BufferRef& buffer = step.buffers[i];
       const int argument = static_cast<int>(i);
@@ -130,6 +132,7 @@ void ToyGpuTest::ran(const fake_cuda::Launch& launch) {
   if (roles.tokens >= 0) token_ids_ = argument(roles.tokens);
   if (roles.outputs >= 0) outputs_ = argument(roles.outputs);
   if (roles.writes_cache && roles.keys >= 0) write_cache(launch, argument(roles.keys));
+  if (roles.selects) return select(launch);
   if (roles.logits >= 0) write_logits(launch, argument(roles.logits));
 }
 
@@ -167,6 +170,32 @@ void ToyGpuTest::write_logits(const fake_cuda::Launch& launch, const void* logit
       std::memcpy(out, &value, sizeof(value));
     }
   }
+}
+
+void ToyGpuTest::select(const fake_cuda::Launch& launch) const {
+  spec::SelectWish wish;
+  const auto* from = static_cast<const std::byte*>(launch.args.buffers[1]);
+  std::memcpy(&wish, cuda_.memory(from, sizeof wish), sizeof wish);
+  SelectionRequest request{.count = wish.wanted, .penalty = wish.penalty, .seen = {}};
+  request.seen.resize(wish.n_seen);
+  const size_t seen_bytes = wish.n_seen * sizeof(TokenId);
+  if (seen_bytes > 0) {
+    std::memcpy(request.seen.data(), cuda_.memory(from + sizeof wish, seen_bytes), seen_bytes);
+  }
+  std::vector<float> logits(vocabulary_);
+  const auto* rows = static_cast<const float*>(launch.args.buffers[0]);
+  const float* row = rows + size_t{launch.state.n_outputs - 1} * vocabulary_;
+  std::memcpy(logits.data(), cuda_.memory(row, vocabulary_ * sizeof(float)),
+              vocabulary_ * sizeof(float));
+  const Candidates found = sorted_candidates(logits, request);
+  const spec::SelectAnswer answer{
+      found.not_finite, static_cast<uint32_t>(found.first_not_finite), {}};
+  std::vector<spec::SelectCandidate> best;
+  for (const auto& [logit, id] : found.best) best.push_back({logit, static_cast<uint32_t>(id)});
+  const size_t bytes = best.size() * sizeof best[0];
+  std::byte* to = cuda_.memory(launch.args.buffers[2], sizeof answer + bytes);
+  std::memcpy(to, &answer, sizeof answer);
+  if (bytes > 0) std::memcpy(to + sizeof answer, best.data(), bytes);
 }
 
 }  // namespace quern::test

@@ -14,7 +14,7 @@
 
 // Engines on the stand-in driver. The kernels of their plans do a toy's work, so that everything
 // around them (inputs, order, state, graphs, results) can be checked to the bit: each token is
-// noted in the session's key cache, and logits tell what was noted.
+// noted in the session's key cache, and logits tell what was noted. Selections are done by sorting.
 namespace quern::test {
 
 /// A plan for sm_90a of a fixture, with all logits.
@@ -46,13 +46,14 @@ class ToyGpuTest : public FakeCudaTest {
  private:
   /// Which argument of a kernel is what, -1 for none.
   struct Roles {
-    bool writes_cache = false;
+    bool writes_cache = false, selects = false;
     int tokens = -1, outputs = -1, logits = -1, keys = -1;
   };
   void note_roles(const Plan& plan);
   void ran(const fake_cuda::Launch& launch);
   void write_cache(const fake_cuda::Launch& launch, const void* keys);
   void write_logits(const fake_cuda::Launch& launch, const void* logits) const;
+  void select(const fake_cuda::Launch& launch) const;
 
   std::vector<Roles> roles_;  ///< By kernel of the plan.
   uint32_t vocabulary_ = 0;

@@ -14,7 +14,9 @@ constexpr GemmSpec quern_spec = {
     .gemv_max_tokens = 2,
     .tier = Tier::mma,
     .stages = 4,
-    .decoders = 0,
+    .shared_groups = 0,
+    .sharers = 0,
+    .turn_slabs = 0,
 };
 }  // namespace quern::spec
 

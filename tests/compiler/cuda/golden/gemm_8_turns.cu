@@ -14,7 +14,9 @@ constexpr GemmSpec quern_spec = {
     .gemv_max_tokens = 2,
     .tier = Tier::mma,
     .stages = 2,
-    .decoders = 4,
+    .shared_groups = 2,
+    .sharers = 4,
+    .turn_slabs = 8,
 };
 }  // namespace quern::spec
 
