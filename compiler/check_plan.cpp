@@ -105,7 +105,7 @@ class PlanChecker {
     return std::visit(
         [gpu](const auto& held) {
           using Spec = std::decay_t<decltype(held)>;
-          if constexpr (requires { Spec::gpu_only; }) {
+          if constexpr (requires { Spec::gpu_only; } || std::is_same_v<Spec, spec::SelectSpec>) {
             return gpu;
           } else if constexpr (requires { held.tier; }) {
             return (held.tier != spec::Tier::cpu) == gpu;
@@ -113,8 +113,6 @@ class PlanChecker {
             return gpu || held.operand == 0;
           } else if constexpr (std::is_same_v<Spec, spec::AddSpec>) {
             return !gpu || held.gate_width == 0;
-          } else if constexpr (std::is_same_v<Spec, spec::SelectSpec>) {
-            return gpu;
           } else {
             return !gpu;
           }
