@@ -1,5 +1,6 @@
 #include "compiler/arguments.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "compiler/device_sizes.h"
@@ -232,6 +233,53 @@ struct Lister {
             {.name = "candidates", .kind = BufferKind::candidates, .access = Access::write},
             scratch,
             counters};
+  }
+
+  // ---- cuBLASLt's route ----
+  static uint64_t plain_row(uint64_t width) { return (width + 63) / 64 * 64 * f16_bytes; }
+  static Argument plain_weights(Access access, uint64_t n_rows, uint64_t k) {
+    Argument argument = rows("plain weights", access, 0);
+    argument.fixed_bytes = saturating_mul(n_rows, plain_row(k));
+    argument.may_be_kept = true;
+    return argument;
+  }
+  List operator()(const spec::UnpackSpec& s) const {
+    uint64_t n_rows = 0;
+    List list(1);
+    for (uint32_t i = 0; i < s.n_segments && i < spec::GemmSpec::max_segments; ++i) {
+      list.push_back(
+          weight("weight", WeightForm::packed, s.segments[i].type, s.k, s.segments[i].rows));
+      list.back().glu_or_not = true;
+      n_rows += s.segments[i].rows;
+    }
+    list[0] = plain_weights(Access::write, n_rows, s.k);
+    return list;
+  }
+  List operator()(const spec::FlattenSpec& s) const {
+    return {operand("x", Access::read, s.width),
+            rows("plain x", Access::write, plain_row(s.width))};
+  }
+  List operator()(const spec::MatmulSpec& s) const {
+    return {rows("plain x", Access::read, plain_row(s.k)), write_rows("y", s.rows),
+            s.residual != 0 ? read_rows("residual", s.rows) : null("residual"),
+            plain_weights(Access::read, s.rows, s.k)};
+  }
+  List operator()(const spec::FinishSpec& s) const {
+    const bool glu = is_glu(s.epilogue);
+    uint64_t n_rows = 0;
+    for (uint32_t i = 0; i < s.n_segments && i < spec::GemmSpec::max_segments; ++i) {
+      n_rows += s.rows[i];
+    }
+    List list = {
+        read_rows("sums", n_rows),
+        glu ? operand("y", Access::write, n_rows / 2) : write_rows("y", n_rows),
+        s.epilogue == spec::Epilogue::residual ? read_rows("residual", n_rows) : null("residual")};
+    const uint32_t n = std::min(s.n_segments, spec::GemmSpec::max_segments);
+    list.resize(list.size() + n, null("weight"));
+    for (uint32_t i = 0; i < n; ++i) {
+      list.push_back((s.bias >> i & 1u) != 0 ? vector("bias", s.rows[i]) : null("bias"));
+    }
+    return list;
   }
 
  private:

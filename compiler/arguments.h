@@ -18,6 +18,7 @@ struct Argument {
   Access access = Access::read;
   bool optional = false;  ///< May be null too.
   ActivationForm activation = ActivationForm::rows;
+  bool may_be_kept = false;  ///< ... or a `kept` one: `fixed_bytes` alone.
   /// Activations, token ids, row numbers, logits: bytes for each row of the launch, and beside the
   /// rows.
   uint64_t bytes_per_row = 0, fixed_bytes = 0;
@@ -28,7 +29,8 @@ struct Argument {
   WeightForm form = WeightForm::raw;
   spec::QuantType type = spec::QuantType::f32;
   uint64_t k = 0, rows = 0, experts = 1;
-  bool glu = false;  ///< Gate and up rows in one packed weight.
+  bool glu = false;         ///< Gate and up rows in one packed weight ...
+  bool glu_or_not = false;  ///< ... or any.
   /// State.
   StateKind state = StateKind::key_cache;
 };

@@ -33,12 +33,9 @@ class PlanChecker {
     check_kernels();
     check_weights();
     check_layout();
-    written_.assign(plan_.activations.size(), false);
-    for (size_t i = 0; i < plan_.activations.size(); ++i) {
-      written_[i] = plan_.activations[i].form == ActivationForm::counters;
-    }
     for (size_t i = 0; i < plan_.steps.size(); ++i) check_step(i);
-    if (!logits_written_) refuse("steps", "no step writes the logits");
+    check_order(1);
+    if (plan_.few_rows > 0) check_order(plan_.few_rows + 1);
     check_overlaps();
     check_account();
   }
@@ -69,6 +66,7 @@ class PlanChecker {
       refuse("max_outputs", fmt::format("{} is not in 1 to the chunk", plan_.max_outputs));
     }
     if (plan_.vocabulary == 0) refuse("vocabulary", "is empty");
+    if (plan_.few_rows >= options.chunk) refuse("few_rows", "are as many as a chunk has");
     for (size_t i = 0; i < plan_.ropes.size(); ++i) {
       const Rope& rope = plan_.ropes[i];
       if (rope.inverse_frequency.size() * 2 != rope.n_rot) {
@@ -86,6 +84,9 @@ class PlanChecker {
     for (size_t i = 0; i < plan_.kernels.size(); ++i) {
       const PlanKernel& kernel = plan_.kernels[i];
       // A GPU plan may have been made where no NVRTC was there to name its version.
+      if (is_library(kernel.spec) && !kernel.key_digest.empty()) {
+        refuse(fmt::format("kernels[{}].key_digest", i), "belongs to a library, which has none");
+      }
       if (!is_digest(kernel.key_digest) && !(kernel.key_digest.empty() && is_cuda(plan_.target))) {
         refuse(fmt::format("kernels[{}].key_digest", i), "is no SHA-256 in hex");
       }
@@ -104,14 +105,14 @@ class PlanChecker {
     return std::visit(
         [gpu](const auto& held) {
           using Spec = std::decay_t<decltype(held)>;
-          if constexpr (requires { held.tier; }) {
+          if constexpr (requires { Spec::gpu_only; } || std::is_same_v<Spec, spec::SelectSpec>) {
+            return gpu;
+          } else if constexpr (requires { held.tier; }) {
             return (held.tier != spec::Tier::cpu) == gpu;
           } else if constexpr (std::is_same_v<Spec, spec::GatherSpec>) {
             return gpu || held.operand == 0;
           } else if constexpr (std::is_same_v<Spec, spec::AddSpec>) {
             return !gpu || held.gate_width == 0;
-          } else if constexpr (std::is_same_v<Spec, spec::SelectSpec>) {
-            return gpu;
           } else {
             return !gpu;
           }
@@ -226,11 +227,61 @@ class PlanChecker {
     }
     const auto arguments = kernel_arguments(spec, plan_);
     check_aliases(step, arguments, field);
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (arguments[i].access == Access::read) continue;
-      if (step.buffers[i].kind == BufferKind::activation) written_[step.buffers[i].index] = true;
-      if (step.buffers[i].kind == BufferKind::logits) logits_written_ = true;
+    check_run(step, arguments, field);
+  }
+
+  /// That a step is one of the launches that the plan's numerics allow.
+  void check_run(const Step& step, const std::vector<Argument>& arguments,
+                 const std::string& field) const {
+    const bool relaxed = is_library(plan_.kernels[step.kernel].spec);
+    if (!relaxed && step.run == StepRun::always) return;
+    if (!is_cuda(plan_.target) || plan_.options.numerics != Numerics::fast) {
+      refuse(field + (relaxed ? ".kernel" : ".run"), "belongs to fast GPU plans alone");
     }
+    if (plan_.few_rows == 0 && (step.run == StepRun::few || step.run == StepRun::many)) {
+      refuse(field + ".run", "counts rows, and the plan does not say how many are few");
+    }
+    if (relaxed && step.run == StepRun::once) refuse(field + ".run", "cuBLASLt runs in launches");
+    if (step.run != StepRun::once) return;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const BufferRef& buffer = step.buffers[i];
+      const bool kept = buffer.kind == BufferKind::activation &&
+                        plan_.activations[buffer.index].form == ActivationForm::kept;
+      if (buffer.kind != BufferKind::weight && buffer.kind != BufferKind::none && !kept) {
+        refuse(fmt::format("{}.buffers[{}]", field, i), "is not there when a plan is loaded");
+      }
+    }
+  }
+
+  /// That in a launch of `rows` rows every buffer is written before it is read.
+  void check_order(uint32_t rows) const {
+    std::vector<bool> written(plan_.activations.size());
+    for (size_t i = 0; i < written.size(); ++i) {
+      written[i] = plan_.activations[i].form == ActivationForm::counters;
+    }
+    bool logits = false;
+    const uint32_t outputs = std::min(rows, plan_.max_outputs);
+    for (size_t at = 0; at < plan_.steps.size(); ++at) {
+      const Step& step = plan_.steps[at];
+      const uint32_t n = step.rows == StepRows::outputs ? outputs : rows;
+      if (step.run != StepRun::once && !runs(plan_, step, n)) continue;
+      const auto arguments = kernel_arguments(plan_.kernels[step.kernel].spec, plan_);
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        const BufferRef& buffer = step.buffers[i];
+        if (arguments[i].access == Access::write) continue;
+        if ((buffer.kind == BufferKind::activation && !written[buffer.index]) ||
+            (buffer.kind == BufferKind::logits && !logits)) {
+          refuse(fmt::format("steps[{}].buffers[{}]", at, i),
+                 "is read before any step has written it");
+        }
+      }
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        if (arguments[i].access == Access::read) continue;
+        if (step.buffers[i].kind == BufferKind::activation) written[step.buffers[i].index] = true;
+        logits |= step.buffers[i].kind == BufferKind::logits;
+      }
+    }
+    if (!logits) refuse("steps", "no step writes the logits");
   }
 
   /// That a kernel, named at `at`, takes the step's buffers.
@@ -264,7 +315,8 @@ class PlanChecker {
   }
 
   void check_variants(const Step& step, const std::string& field) const {
-    const uint32_t most = step.rows == StepRows::outputs ? plan_.max_outputs : plan_.options.chunk;
+    const uint32_t rows = step.rows == StepRows::outputs ? plan_.max_outputs : plan_.options.chunk;
+    const uint32_t most = step.run == StepRun::few ? std::min(rows, plan_.few_rows) : rows;
     const spec::AnySpec& general = plan_.kernels[step.kernel].spec;
     if (kernel_rows(general) < most) refuse(field + ".kernel", "makes too few rows");
     uint32_t last = 0;
@@ -316,9 +368,6 @@ class PlanChecker {
         if (step.rows != StepRows::outputs) refuse(field, "row numbers in a step of token rows");
         break;
       case BufferKind::logits:
-        if (argument.access == Access::read && !logits_written_) {
-          refuse(field, "is read before any step has written it");
-        }
         if (step.rows != StepRows::outputs ||
             argument.bytes_per_row != uint64_t{plan_.vocabulary} * sizeof(float)) {
           refuse(field, "does not make a row of logits for each requested output");
@@ -343,12 +392,14 @@ class PlanChecker {
     const bool enough = argument.activation == ActivationForm::counters
                             ? activation.fixed_bytes >= argument.fixed_bytes
                             : activation.fixed_bytes == argument.fixed_bytes;
-    if (activation.form != argument.activation ||
+    const bool kept = activation.form == ActivationForm::kept && argument.may_be_kept;
+    if ((activation.form != argument.activation && !kept) ||
         activation.bytes_per_row != argument.bytes_per_row || !enough) {
       refuse(field, fmt::format("its rows are not those of \"{}\"", argument.name));
     }
-    if (argument.access != Access::write && !written_[buffer.index]) {
-      refuse(field, "is read before any step has written it");
+    if (activation.form == ActivationForm::kept && argument.access != Access::read &&
+        step.run != StepRun::once) {
+      refuse(field, "is written when the plan is loaded, and no more");
     }
   }
 
@@ -370,7 +421,8 @@ class PlanChecker {
       // A table of embeddings has a row for each token id that may come.
       fits = fits && (argument.form == WeightForm::raw
                           ? slice.rows >= plan_.vocabulary && slice.rows == slice.tensor_rows
-                          : rows == argument.rows && weight.glu_up.has_value() == argument.glu);
+                          : rows == argument.rows &&
+                                (argument.glu_or_not || weight.glu_up.has_value() == argument.glu));
     }
     if (!fits) refuse(field, fmt::format("is not the weight that \"{}\" needs", argument.name));
   }
@@ -385,10 +437,13 @@ class PlanChecker {
     if (step.rows != StepRows::tokens) refuse(field, "state in a step of output rows");
   }
 
-  /// A written buffer may be no other argument; only a GEMM adds to its residual in place.
+  /// A written buffer may be no other argument; only GEMMs add to their residual in place.
   void check_aliases(const Step& step, const std::vector<Argument>& arguments,
                      const std::string& field) const {
-    const bool gemm = std::holds_alternative<spec::GemmSpec>(plan_.kernels[step.kernel].spec);
+    const spec::AnySpec& spec = plan_.kernels[step.kernel].spec;
+    const bool gemm = std::holds_alternative<spec::GemmSpec>(spec) ||
+                      std::holds_alternative<spec::MatmulSpec>(spec) ||
+                      std::holds_alternative<spec::FinishSpec>(spec);
     for (size_t i = 0; i < arguments.size(); ++i) {
       const BufferRef& written = step.buffers[i];
       if (arguments[i].access == Access::read || written.kind == BufferKind::none) continue;
@@ -406,8 +461,6 @@ class PlanChecker {
 
   const Plan& plan_;
   std::string_view name_;
-  std::vector<bool> written_;
-  bool logits_written_ = false;
 };
 
 /// Sweeps the steps with the set of buffers that are alive, so that the check is not quadratic in a
@@ -425,7 +478,9 @@ void PlanChecker::check_overlaps() const {
     }
   }
   for (size_t i = 0; i < lives.size(); ++i) {
-    if (plan_.activations[i].form == ActivationForm::counters && lives[i].first <= lives[i].last) {
+    const ActivationForm form = plan_.activations[i].form;
+    if ((form == ActivationForm::counters || form == ActivationForm::kept) &&
+        lives[i].first <= lives[i].last) {
       lives[i] = {0, plan_.steps.size()};
     }
   }

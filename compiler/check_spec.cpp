@@ -105,18 +105,24 @@ struct Checker {
     range("k_block", s.k_block, 16, 1u << 16);
     range("gemv_max_tokens", s.gemv_max_tokens, 0, 64);
   }
-  void gpu_tile(const spec::GemmSpec& s) const {
+  template <class Spec>
+  void gpu_cells(const Spec& s) const {
     for (uint32_t i = 0; i < s.n_segments; ++i) {
       if (spec::gpu_cell_bytes(s.segments[i].type) == 0) {
         refuse(fmt::format("segments[{}].type", i), "has no GPU cells");
       }
     }
-    if (is_glu(s)) {
-      if (s.n_segments != 1 || s.segments[0].rows % 16 != 0) {
-        refuse("epilogue", "a gated unit needs one segment of gate and up rows by 8");
-      }
-      if (s.bias != 0) refuse("bias", "gated units have none on the GPU");
+  }
+  template <class Spec>
+  void gpu_glu(const Spec& s, uint32_t rows) const {
+    if (s.n_segments != 1 || rows % 16 != 0) {
+      refuse("epilogue", "a gated unit needs one segment of gate and up rows by 8");
     }
+    if (s.bias != 0) refuse("bias", "gated units have none on the GPU");
+  }
+  void gpu_tile(const spec::GemmSpec& s) const {
+    gpu_cells(s);
+    if (is_glu(s)) gpu_glu(s, s.segments[0].rows);
     const bool decode = s.tile_tokens == 8;
     if (!decode && s.tile_tokens != 64 && s.tile_tokens != 128 && s.tile_tokens != 256) {
       refuse("tile_tokens", "is none of 8, 64, 128 and 256");
@@ -228,6 +234,30 @@ struct Checker {
     flag("residual", s.residual);
   }
   void operator()(const spec::RepackSpec& s) const { whole_blocks("k", s.type, s.k); }
+
+  void operator()(const spec::UnpackSpec& s) const {
+    segments(s);
+    gpu_cells(s);
+  }
+  void operator()(const spec::FlattenSpec& s) const { range("width", s.width, 1, max_width); }
+  void operator()(const spec::MatmulSpec& s) const {
+    range("rows", s.rows, 8, spec::GemmSpec::max_segments * max_width);
+    if (s.rows % 8 != 0) refuse("rows", "are not a multiple of 8, as cuBLASLt's are");
+    range("k", s.k, 64, max_width);
+    if (s.k % 64 != 0) refuse("k", "is not whole slabs of 64");
+    flag("residual", s.residual);
+  }
+  void operator()(const spec::FinishSpec& s) const {
+    constexpr uint32_t most = spec::GemmSpec::max_segments;
+    range("n_segments", s.n_segments, 1, most);
+    for (uint32_t i = 0; i < most; ++i) {
+      range(fmt::format("rows[{}]", i), s.rows[i], i < s.n_segments ? 1 : 0,
+            i < s.n_segments ? max_width : 0);
+    }
+    if (is_glu(s)) gpu_glu(s, s.rows[0]);
+    range("bias", s.bias, 0, (1u << s.n_segments) - 1);
+    positive("softcap", s.softcap);
+  }
   void operator()(const spec::SelectSpec& s) const {
     range("vocabulary", s.vocabulary, 1, max_width);
     range("count", s.count, 1, spec::select_most_count);

@@ -253,6 +253,10 @@ std::string_view spec_family(const spec::AnySpec& spec) {
   return std::visit([](const auto& held) { return std::string_view(held.family); }, spec);
 }
 
+bool is_library(const spec::AnySpec& spec) {
+  return std::holds_alternative<spec::MatmulSpec>(spec);
+}
+
 std::vector<std::pair<std::string, std::string>> spec_fields(const spec::AnySpec& spec) {
   std::vector<std::pair<std::string, std::string>> list;
   std::visit(

@@ -45,6 +45,8 @@ std::string spec_to_text(const spec::AnySpec& spec);
 /// The reverse; throws Error (`failed`) naming the field where the text is no spec.
 spec::AnySpec spec_from_text(std::string_view text);
 std::string_view spec_family(const spec::AnySpec& spec);
+/// Whether a library computes it (cuBLASLt): then there is no source, key or compiled kernel.
+bool is_library(const spec::AnySpec& spec);
 /// Field names with their values as text ("segments[0].type" = "q4_k"), for diffs and keys.
 std::vector<std::pair<std::string, std::string>> spec_fields(const spec::AnySpec& spec);
 

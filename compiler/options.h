@@ -20,6 +20,9 @@ struct PlanOptions {
       "auto";  ///< auto | f16 | bf16 | q8_0 | f32; auto is f32 on the CPU, f16 on the GPU
   int32_t gpu_layers = -1;  ///< -1: auto
   bool all_logits = false;  ///< Plan for logits of every row of a chunk, not of 1 row alone.
+  /// Free memory of the GPU, where it is known: fast plans then keep decoded weights if there is
+  /// room. Not a part of the plan, whose options have 0.
+  uint64_t free_bytes = 0;
 };
 
 }  // namespace quern

@@ -25,9 +25,10 @@ class KernelTable {
     const auto [entry, added] =
         index_.try_emplace(spec_to_text(spec), static_cast<uint32_t>(plan_.kernels.size()));
     if (added) {
-      plan_.kernels.push_back({.spec = spec,
-                               .key_digest = keys_ ? kernel_key(spec, plan_.target).digest() : "",
-                               .entry_digest = {}});
+      plan_.kernels.push_back(
+          {.spec = spec,
+           .key_digest = keys_ && !is_library(spec) ? kernel_key(spec, plan_.target).digest() : "",
+           .entry_digest = {}});
     }
     return entry->second;
   }
@@ -49,6 +50,7 @@ void set_kernels(Plan& plan, passes::Program& program, bool keys) {
                           .variants = std::move(variants),
                           .buffers = std::move(launch.buffers),
                           .rows = launch.rows,
+                          .run = launch.run,
                           .layer = launch.layer,
                           .name = std::move(launch.name)});
   }
@@ -69,6 +71,25 @@ uint32_t kv_capacity(uint32_t context) {
                             : (context + granule - 1) / granule * granule;
 }
 
+bool runs(const Plan& plan, const Step& step, uint32_t rows) {
+  switch (step.run) {
+    case StepRun::always:
+      return rows > 0;
+    case StepRun::few:
+      return rows > 0 && rows <= plan.few_rows;
+    case StepRun::many:
+      return rows > plan.few_rows;
+    case StepRun::once:
+      break;
+  }
+  return false;
+}
+
+bool needs_library(const Plan& plan) {
+  return std::ranges::any_of(plan.kernels,
+                             [](const PlanKernel& kernel) { return is_library(kernel.spec); });
+}
+
 const spec::SelectSpec* selection_of(const Plan& plan) {
   if (plan.steps.empty() || plan.steps.back().kernel >= plan.kernels.size()) return nullptr;
   return std::get_if<spec::SelectSpec>(&plan.kernels[plan.steps.back().kernel].spec);
@@ -81,8 +102,14 @@ CapacityAccount account_of(const Plan& plan) {
     const bool cache = state.kind == StateKind::key_cache || state.kind == StateKind::value_cache;
     (cache ? account.kv : account.recurrent) += state.bytes;
   }
+  uint64_t kept = 0;
+  for (const ActivationBuffer& buffer : plan.activations) {
+    if (buffer.form == ActivationForm::kept)
+      kept += std::min(buffer.bytes, plan.arena_bytes - kept);
+  }
+  account.weights += kept;
   account.workspace =
-      plan.arena_bytes + uint64_t{plan.max_outputs} * plan.vocabulary * sizeof(float) +
+      plan.arena_bytes - kept + uint64_t{plan.max_outputs} * plan.vocabulary * sizeof(float) +
       uint64_t{plan.max_outputs} * sizeof(int32_t) + uint64_t{plan.options.chunk} * sizeof(int32_t);
   const bool gpu = is_cuda(plan.target);
   const uint64_t rope_rows = gpu ? plan.options.context : plan.options.chunk;
@@ -93,7 +120,7 @@ CapacityAccount account_of(const Plan& plan) {
     account.workspace += spec::select_wish_bytes() + spec::select_answer_bytes(*selection);
   }
   if (gpu) {
-    account.overhead = staging_bytes;
+    account.overhead = staging_bytes + (needs_library(plan) ? library_workspace_bytes : 0);
     return account;
   }
   for (const PlanKernel& kernel : plan.kernels) {
@@ -103,8 +130,10 @@ CapacityAccount account_of(const Plan& plan) {
   return account;
 }
 
-Plan passes::build_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target,
-                        bool keys) {
+namespace {
+
+Plan build(const ModelGraph& graph, const PlanOptions& options, const Target& target, bool keys,
+           bool keep) {
   Plan plan;
   plan.architecture = graph.architecture;
   plan.model_name = graph.name;
@@ -118,7 +147,12 @@ Plan passes::build_plan(const ModelGraph& graph, const PlanOptions& options, con
 
   const ModelGraph selected = passes::select_outputs(graph, decisions);
   passes::Program program = passes::fuse(selected);
+  if (plan.options.numerics == Numerics::fast && is_cuda(target)) {
+    program.keep_plain_weights = keep;
+    program.few_rows = keep ? passes::few_rows_of_kept : passes::few_rows_of_decoded;
+  }
   passes::choose(program, plan.options, target);
+  passes::relax(program, plan.options);
   passes::lay_out(program,
                   {.chunk = plan.options.chunk,
                    .max_outputs = plan.max_outputs,
@@ -131,11 +165,24 @@ Plan passes::build_plan(const ModelGraph& graph, const PlanOptions& options, con
   plan.weights = std::move(program.weights);
   plan.states = std::move(program.states);
   plan.state_bytes = program.state_bytes;
+  plan.few_rows = program.few_rows;
   plan.decisions = std::move(decisions);
   plan.decisions.insert(plan.decisions.end(), program.decisions.begin(), program.decisions.end());
   plan.capacity = account_of(plan);
   check_plan(plan, graph.architecture);
   return plan;
+}
+
+}  // namespace
+
+Plan passes::build_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target,
+                        bool keys) {
+  if (options.numerics == Numerics::fast && options.free_bytes > 0 && is_cuda(target)) {
+    // What is left is for the states of more sessions.
+    Plan plan = build(graph, options, target, keys, /*keep=*/true);
+    if (plan.capacity.total() <= options.free_bytes / 4 * 3) return plan;
+  }
+  return build(graph, options, target, keys, /*keep=*/false);
 }
 
 Plan make_plan(const ModelGraph& graph, const PlanOptions& options, const Target& target) {

@@ -39,6 +39,8 @@ enum class ActivationForm {
              ///< rows, requested outputs as well as tokens.
   counters,  ///< GPU: `fixed_bytes` of u32 that are zero between launches. Filled with zeros once;
              ///< they share their bytes with nothing.
+  kept,  ///< GPU: `fixed_bytes` that a step of StepRun::once writes; they share their bytes with
+         ///< nothing. Counted as weights.
 };
 
 /// An activation in the arena: `bytes_per_row` for each of `rows` rows at `offset` (64-byte
@@ -82,6 +84,15 @@ struct StateBuffer {
 
 enum class StepRows { tokens, outputs };
 
+/// Which launches a step belongs to. All but `always` are of fast GPU plans, where some GEMMs of
+/// many rows are cuBLASLt's (docs/gpu.md, "The cuBLASLt route").
+enum class StepRun {
+  always,
+  few,   ///< Launches of at most Plan::few_rows rows ...
+  many,  ///< ... and of more.
+  once,  ///< None: it runs when the plan is loaded, reads weights and writes `kept` buffers.
+};
+
 /// A kernel for launches of few rows: computes the same bits as the step's general one.
 struct StepVariant {
   uint32_t max_tokens = 0;  ///< Rows of a launch at most.
@@ -96,6 +107,7 @@ struct Step {
   std::vector<StepVariant> variants;
   std::vector<BufferRef> buffers;  ///< In the family's order.
   StepRows rows = StepRows::tokens;
+  StepRun run = StepRun::always;
   int32_t layer = -1;
   std::string name;  ///< For people: "blk.3 qkv".
   /// GPU: powers of two that the kernel is launched with (templates/cuda/abi.h): of the f16 operand
@@ -106,7 +118,7 @@ struct Step {
 struct PlanKernel {
   spec::AnySpec spec;
   std::string key_digest;  ///< KernelKey::digest() for the plan's target; empty where its compiler
-                           ///< (NVRTC) is not on the machine that planned.
+                           ///< (NVRTC) is not on the machine that planned, and for a library's.
   std::string entry_digest;  ///< Digest of the compiled entry; set by `compile`, empty before.
 };
 
@@ -118,7 +130,7 @@ struct Decision {
 /// Bytes by class, at the plan's context and chunk. Weights: what is repacked and, on the GPU,
 /// uploaded (what is read in place from the file counts nothing). Workspace: activations, logits,
 /// token ids, RoPE tables and selections. Overhead: the scratch of one worker thread, or the GPU's
-/// staging_bytes.
+/// staging_bytes and, where a step is cuBLASLt's, library_workspace_bytes.
 struct CapacityAccount {
   uint64_t weights = 0, kv = 0, recurrent = 0, workspace = 0, overhead = 0;
   uint64_t total() const { return weights + kv + recurrent + workspace + overhead; }
@@ -140,6 +152,7 @@ struct Plan {
   std::vector<WeightBinding> weights;
   std::vector<StateBuffer> states;
   uint64_t state_bytes = 0;
+  uint32_t few_rows = 0;  ///< What `few` and `many` steps count as few; 0 in plans without them.
   std::vector<Step> steps;
   std::vector<Decision> decisions;
   CapacityAccount capacity;
@@ -153,6 +166,13 @@ uint32_t operand_rows(uint32_t chunk);
 
 /// Device memory in which a GPU plan's weights are staged, raw, on their way to their cells.
 inline constexpr uint64_t staging_bytes = uint64_t{64} << 20;
+/// Device memory that cuBLASLt's algorithms may use.
+inline constexpr uint64_t library_workspace_bytes = uint64_t{32} << 20;
+
+/// Whether a launch of so many rows of a step of the plan takes place.
+bool runs(const Plan& plan, const Step& step, uint32_t rows);
+/// Whether a step of the plan is cuBLASLt's.
+bool needs_library(const Plan& plan);
 
 /// Candidates that a GPU plan's selection gives at most.
 inline constexpr uint32_t plan_candidates = 256;

@@ -104,15 +104,18 @@ OrderedJson to_json(const Step& step) {
   for (const StepVariant& variant : step.variants) {
     variants.push_back(OrderedJson::array({variant.max_tokens, variant.kernel}));
   }
-  return {
+  OrderedJson json = {
       {"name", step.name},
       {"kernel", step.kernel},
       {"variants", std::move(variants)},
       {"scales", OrderedJson::array({readable_double(step.x_scale), readable_double(step.out_scale),
                                      readable_double(step.weight_scale)})},
-      {"rows", name_of("steps.rows", step.rows)},
-      {"layer", step.layer},
-      {"buffers", std::move(buffers)}};
+      {"rows", name_of("steps.rows", step.rows)}};
+  // Only fast GPU plans have steps that not every launch runs.
+  if (step.run != StepRun::always) json["run"] = name_of("steps.run", step.run);
+  json["layer"] = step.layer;
+  json["buffers"] = std::move(buffers);
+  return json;
 }
 
 OrderedJson to_json(const Decision& decision) {
@@ -158,6 +161,7 @@ class Cursor {
     if (found == json_.end()) Cursor(json_, std::move(path)).refuse("missing");
     return {*found, std::move(path)};
   }
+  bool has(std::string_view name) const { return json_.is_object() && json_.contains(name); }
   /// Refuses an object with more fields than the `count` that its reader then asks for by name.
   void has_only(size_t count) const {
     if (!json_.is_object()) refuse("not an object");
@@ -347,7 +351,8 @@ float read_scale(const Cursor& c) {
 }
 
 Step read_step(const Cursor& c) {
-  c.has_only(7);
+  const bool conditional = c.has("run");
+  c.has_only(conditional ? 8 : 7);
   Step step;
   step.name = c.at("name").text();
   step.kernel = c.at("kernel").u32();
@@ -358,6 +363,7 @@ Step read_step(const Cursor& c) {
   step.out_scale = read_scale(element(scales, 1, 3, shape));
   step.weight_scale = read_scale(element(scales, 2, 3, shape));
   step.rows = c.at("rows").enumerator<StepRows>();
+  if (conditional) step.run = c.at("run").enumerator<StepRun>();
   step.layer = c.at("layer").i32();
   step.buffers = c.at("buffers").list(read_buffer);
   return step;
@@ -390,8 +396,10 @@ std::string plan_to_json(const Plan& plan) {
       {"capacity", to_json(plan.capacity)},    {"arena_bytes", plan.arena_bytes},
       {"state_bytes", plan.state_bytes},       {"ropes", list_to_json(plan.ropes)},
       {"kernels", list_to_json(plan.kernels)}, {"activations", list_to_json(plan.activations)},
-      {"weights", list_to_json(plan.weights)}, {"states", list_to_json(plan.states)},
-      {"steps", list_to_json(plan.steps)},     {"decisions", list_to_json(plan.decisions)}};
+      {"weights", list_to_json(plan.weights)}, {"states", list_to_json(plan.states)}};
+  if (plan.few_rows != 0) json["few_rows"] = plan.few_rows;
+  json["steps"] = list_to_json(plan.steps);
+  json["decisions"] = list_to_json(plan.decisions);
   std::string text = "{\n";
   bool first = true;
   for (const auto& [key, value] : json.items()) {
@@ -424,8 +432,10 @@ Plan plan_from_json(std::string_view text, std::string_view name) {
         .refuse(
             fmt::format("this build reads version {} of plans, not {}", Plan::version, version));
   }
-  c.has_only(18);
+  const bool relaxed = c.has("few_rows");
+  c.has_only(relaxed ? 19 : 18);
   Plan plan;
+  if (relaxed) plan.few_rows = c.at("few_rows").u32();
   plan.architecture = c.at("architecture").text();
   plan.model_name = c.at("model_name").text();
   plan.model_fingerprint = c.at("model_fingerprint").text();

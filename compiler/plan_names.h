@@ -27,10 +27,11 @@ struct SpecNames<BufferKind> {
 template <>
 struct SpecNames<ActivationForm> {
   using E = ActivationForm;
-  static constexpr std::array<std::pair<E, std::string_view>, 3> table = {{
+  static constexpr std::array<std::pair<E, std::string_view>, 4> table = {{
       {E::rows, "rows"},
       {E::operand, "operand"},
       {E::counters, "counters"},
+      {E::kept, "kept"},
   }};
 };
 
@@ -61,6 +62,17 @@ struct SpecNames<StepRows> {
   static constexpr std::array<std::pair<E, std::string_view>, 2> table = {{
       {E::tokens, "tokens"},
       {E::outputs, "outputs"},
+  }};
+};
+
+template <>
+struct SpecNames<StepRun> {
+  using E = StepRun;
+  static constexpr std::array<std::pair<E, std::string_view>, 4> table = {{
+      {E::always, "always"},
+      {E::few, "few"},
+      {E::many, "many"},
+      {E::once, "once"},
   }};
 };
 

@@ -62,6 +62,21 @@ std::string buffer_text(const Plan& plan, const BufferRef& buffer) {
   }
 }
 
+/// Which launches a step belongs to; empty for all.
+std::string launches_text(const Plan& plan, const Step& step) {
+  switch (step.run) {
+    case StepRun::always:
+      break;
+    case StepRun::few:
+      return fmt::format("up to {} rows", plan.few_rows);
+    case StepRun::many:
+      return fmt::format("more than {} rows", plan.few_rows);
+    case StepRun::once:
+      return "when loaded";
+  }
+  return {};
+}
+
 /// A plan's parts as lines "key = value", keyed by what a thing is and not by its number, so that a
 /// step more at the front does not make every later one differ.
 class Facts {
@@ -134,6 +149,7 @@ class Facts {
     add("option", "all-logits", o.all_logits ? "yes" : "no");
     add("plan", "max_outputs", fmt::to_string(plan.max_outputs));
     add("plan", "arena_bytes", fmt::to_string(plan.arena_bytes));
+    if (plan.few_rows != 0) add("plan", "few_rows", fmt::to_string(plan.few_rows));
     add("plan", "state_bytes", fmt::to_string(plan.state_bytes));
     const CapacityAccount& c = plan.capacity;
     add("capacity", "weights", fmt::to_string(c.weights));
@@ -178,6 +194,7 @@ class Facts {
     const bool known = step.kernel < plan.kernels.size();
     add(thing, "kernel", known ? std::string(spec_family(plan.kernels[step.kernel].spec)) : "?");
     add(thing, "rows", fmt::format("{} of layer {}", spec_name(step.rows), step.layer));
+    if (step.run != StepRun::always) add(thing, "runs", launches_text(plan, step));
     add(thing, "scales",
         fmt::format("x {}, out {}, weight {}", step.x_scale, step.out_scale, step.weight_scale));
     if (known) add_spec(thing, plan.kernels[step.kernel].spec);
@@ -238,8 +255,9 @@ void describe_kernels(const Plan& plan, std::string& out) {
                                              : fmt::format("{} steps", launches[i]);
     out +=
         fmt::format("  {:>3} {:<9} {}, {}{}\n      {}\n", i, spec_family(kernel.spec), uses,
-                    kernel.key_digest.empty() ? std::string("no key without its compiler")
-                                              : fmt::format("key {:.12}", kernel.key_digest),
+                    is_library(kernel.spec)     ? std::string("by cuBLASLt")
+                    : kernel.key_digest.empty() ? std::string("no key without its compiler")
+                                                : fmt::format("key {:.12}", kernel.key_digest),
                     kernel.entry_digest.empty() ? "" : ", compiled", kernel_summary(kernel.spec));
   }
 }
@@ -252,10 +270,12 @@ void describe_steps(const Plan& plan, std::string& out) {
       variants += fmt::format("{}up to {}: {}", variants.empty() ? "  (" : ", ", variant.max_tokens,
                               variant.kernel);
     }
+    const std::string when = launches_text(plan, step);
     out += fmt::format(
-        "  kernel {:>3} {:<9} {:<7} {}{}\n", step.kernel,
+        "  kernel {:>3} {:<9} {:<7} {}{}{}\n", step.kernel,
         step.kernel < plan.kernels.size() ? spec_family(plan.kernels[step.kernel].spec) : "?",
-        spec_name(step.rows), step.name, variants.empty() ? "" : variants + ")");
+        spec_name(step.rows), step.name, when.empty() ? "" : fmt::format(" [{}]", when),
+        variants.empty() ? "" : variants + ")");
   }
 }
 

@@ -63,8 +63,11 @@ std::vector<CompiledKernel> fetch_kernels(const Plan& plan, KernelStore& store,
   const uint64_t compiled_before = store.stats().compiled;
   std::vector<CompiledKernel> kernels(plan.kernels.size());
   std::vector<size_t> missing;
+  uint32_t libraries = 0;
   for (size_t i = 0; i < kernels.size(); ++i) {
-    if (auto found = look_up(plan.kernels[i], store)) {
+    if (is_library(plan.kernels[i].spec)) {
+      ++libraries;
+    } else if (auto found = look_up(plan.kernels[i], store)) {
       kernels[i] = std::move(*found);
     } else {
       missing.push_back(i);
@@ -89,7 +92,7 @@ std::vector<CompiledKernel> fetch_kernels(const Plan& plan, KernelStore& store,
   });
   if (!missing.empty()) stats.compile_ms = milliseconds_since(compile_start);
   stats.kernels_compiled = static_cast<uint32_t>(store.stats().compiled - compiled_before);
-  stats.kernels_loaded = static_cast<uint32_t>(kernels.size()) - stats.kernels_compiled;
+  stats.kernels_loaded = static_cast<uint32_t>(kernels.size()) - stats.kernels_compiled - libraries;
   return kernels;
 }
 

@@ -16,6 +16,7 @@
 #include "models/sha256.h"
 #include "tools/common.h"
 #include "tools/output.h"
+#include "tools/plan_kernels.h"
 
 namespace quern::tools {
 namespace {
@@ -66,7 +67,7 @@ BundleWriter::~BundleWriter() {
 std::string BundleWriter::publish(Plan plan, const KernelStore& store) {
   const std::set<std::string> unique = [&] {
     std::set<std::string> digests;
-    for (const PlanKernel& kernel : plan.kernels) digests.insert(kernel.key_digest);
+    for (const uint32_t i : distinct_kernels(plan)) digests.insert(plan.kernels[i].key_digest);
     return digests;
   }();
   store.export_entries({unique.begin(), unique.end()}, temporary_ / "kernels");
@@ -79,6 +80,7 @@ std::string BundleWriter::publish(Plan plan, const KernelStore& store) {
     entry_digests[entry.key_digest] = entry.entry_digest;
   }
   for (PlanKernel& kernel : plan.kernels) {
+    if (is_library(kernel.spec)) continue;
     const auto entry = entry_digests.find(kernel.key_digest);
     if (entry == entry_digests.end()) {
       throw Error(ErrorKind::failed, path_.string(),

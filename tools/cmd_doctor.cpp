@@ -102,7 +102,7 @@ void check_nvrtc() {
 void check_cublas() {
   const std::string problem = cuda::CublasLt::problem();
   if (!problem.empty()) {
-    say("none", "cublasLt", problem + "; only benchmarks on a GPU use it, as a control");
+    say("none", "cublasLt", problem + "; only --numerics fast and benchmarks on a GPU use it");
     return;
   }
   say("ok", "cublasLt", cuda::CublasLt::get().version());

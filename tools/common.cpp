@@ -73,11 +73,11 @@ void add_plan_flags(CLI::App& app, PlanFlags& flags) {
       app.add_option("--chunk", flags.chunk, "Tokens of a prompt that run at a time (default: 512)")
           ->type_name("N")
           ->check(CLI::Range(1U, 1U << 20)));
-  fixed(
-      app.add_option("--numerics", flags.numerics, "exact, or fast where the plan can relax a step")
-          ->type_name("MODE")
-          ->check(CLI::IsMember({"exact", "fast"}))
-          ->capture_default_str());
+  fixed(app.add_option("--numerics", flags.numerics,
+                       "exact, or fast: some steps are relaxed, and the plan lists them")
+            ->type_name("MODE")
+            ->check(CLI::IsMember({"exact", "fast"}))
+            ->capture_default_str());
   fixed(app.add_option("--attention", flags.attention, "Attention path: auto, flash or wave")
             ->type_name("PATH")
             ->check(CLI::IsMember({"auto", "flash", "wave"}))

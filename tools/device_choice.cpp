@@ -19,10 +19,17 @@ Target target_of_gpu(const cuda::Device& device) {
   return cuda::make_target(cuda::target_for_device(device.compute_capability()).name);
 }
 
+/// The plan for a GPU that is there: with what it has free.
+Plan plan_on(const ModelGraph& graph, PlanOptions options, const cuda::Device& device) {
+  options.free_bytes = device.memory().free_bytes;
+  return make_plan(graph, options, target_of_gpu(device));
+}
+
 /// Why the device cannot run a plan for it, or empty.
 std::string unfit(const cuda::Device& device, const Plan& plan) {
-  const bool keyless = std::ranges::any_of(
-      plan.kernels, [](const PlanKernel& kernel) { return kernel.key_digest.empty(); });
+  const bool keyless = std::ranges::any_of(plan.kernels, [](const PlanKernel& kernel) {
+    return kernel.key_digest.empty() && !is_library(kernel.spec);
+  });
   if (keyless) return "NVRTC, which compiles its kernels, was not found: see quern doctor";
   const uint64_t needed = plan.capacity.total(), free = device.memory().free_bytes;
   if (needed > free) {
@@ -40,7 +47,7 @@ std::optional<Plan> gpu_plan(const ModelGraph& graph, const PlanOptions& options
   std::string reason;
   try {
     const std::shared_ptr<cuda::Device> device = cuda::Device::open(0);
-    Plan plan = make_plan(graph, options, target_of_gpu(*device));
+    Plan plan = plan_on(graph, options, *device);
     reason = unfit(*device, plan);
     if (reason.empty()) return plan;
   } catch (const Error& error) {
@@ -74,6 +81,10 @@ std::optional<Target> named_target(std::string_view name) {
 
 Plan plan_for(const ModelGraph& graph, const PlanOptions& options,
               const std::optional<Target>& target) {
+  if (target && options.device.starts_with("cuda") && options.numerics == Numerics::fast) {
+    const auto device = cuda::Device::open(device_index(options.device));
+    if (target_of_gpu(*device) == *target) return plan_on(graph, options, *device);
+  }
   if (target) return make_plan(graph, options, *target);
   if (std::optional<Plan> plan = gpu_plan(graph, options)) return *std::move(plan);
   return make_plan(graph, options, cpu::resolve_target("native"));

@@ -13,6 +13,7 @@ std::vector<uint32_t> distinct_kernels(const Plan& plan) {
   for (uint32_t i = 0; i < plan.kernels.size(); ++i) {
     // Without NVRTC a GPU plan's kernels have no keys: their specs tell them apart.
     const PlanKernel& kernel = plan.kernels[i];
+    if (is_library(kernel.spec)) continue;
     if (seen.insert(kernel.key_digest.empty() ? spec_to_text(kernel.spec) : kernel.key_digest)
             .second) {
       indices.push_back(i);

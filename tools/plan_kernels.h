@@ -8,7 +8,7 @@
 
 namespace quern::tools {
 
-/// Indices of the plan's kernels, one for each key, in plan order.
+/// Indices of the plan's kernels, one for each key, in plan order; without those of libraries.
 std::vector<uint32_t> distinct_kernels(const Plan& plan);
 
 /// The full key of a plan's kernel, with the compiler of this build (and the NVRTC that is here,

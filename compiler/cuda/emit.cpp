@@ -105,19 +105,27 @@ constexpr std::string_view spec_type_name() {
   if constexpr (std::is_same_v<S, spec::DeltaSpec>) return "DeltaSpec";
   if constexpr (std::is_same_v<S, spec::EmbedSpec>) return "EmbedSpec";
   if constexpr (std::is_same_v<S, spec::ExpertsSpec>) return "ExpertsSpec";
+  if constexpr (std::is_same_v<S, spec::FinishSpec>) return "FinishSpec";
+  if constexpr (std::is_same_v<S, spec::FlattenSpec>) return "FlattenSpec";
   if constexpr (std::is_same_v<S, spec::GatherSpec>) return "GatherSpec";
   if constexpr (std::is_same_v<S, spec::GemmSpec>) return "GemmSpec";
   if constexpr (std::is_same_v<S, spec::GroupSpec>) return "GroupSpec";
+  if constexpr (std::is_same_v<S, spec::MatmulSpec>) return "MatmulSpec";
   if constexpr (std::is_same_v<S, spec::NormSpec>) return "NormSpec";
   if constexpr (std::is_same_v<S, spec::QkvPostSpec>) return "QkvPostSpec";
   if constexpr (std::is_same_v<S, spec::RepackSpec>) return "RepackSpec";
   if constexpr (std::is_same_v<S, spec::RouterSpec>) return "RouterSpec";
   if constexpr (std::is_same_v<S, spec::SelectSpec>) return "SelectSpec";
+  if constexpr (std::is_same_v<S, spec::UnpackSpec>) return "UnpackSpec";
 }
 
 }  // namespace
 
 std::string emit_source(const spec::AnySpec& spec) {
+  if (is_library(spec)) {
+    throw Error(ErrorKind::failed, fmt::format("kernel family {}", spec_family(spec)),
+                "a library computes it, and it has no source");
+  }
   return std::visit(
       [](const auto& s) { return emit(s, spec_type_name<std::decay_t<decltype(s)>>()); }, spec);
 }

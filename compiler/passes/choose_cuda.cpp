@@ -207,7 +207,9 @@ void CudaChooser::lower(Launch& launch, spec::GemmSpec& s) {
 }
 
 void CudaChooser::tile(Launch& launch) {
-  launch.variants = tiles_.kernels(std::get<spec::GemmSpec>(launch.spec), max_rows(launch));
+  const auto& gemm = std::get<spec::GemmSpec>(launch.spec);
+  const bool relaxed = library_runs(gemm, max_rows(launch), program_.few_rows);
+  launch.variants = tiles_.kernels(gemm, relaxed ? program_.few_rows : max_rows(launch));
   launch.spec = launch.variants.back().spec;
   launch.variants.pop_back();
 }

@@ -33,40 +33,13 @@ std::vector<Life> lives(const Program& program) {
     }
   }
   for (size_t i = 0; i < result.size(); ++i) {
-    // Counters keep their zeros from launch to launch.
-    if (program.activations[i].form == ActivationForm::counters && result[i].used()) {
+    // Counters keep their zeros from launch to launch, what is made once stays as it is.
+    const ActivationForm form = program.activations[i].form;
+    if ((form == ActivationForm::counters || form == ActivationForm::kept) && result[i].used()) {
       result[i] = {0, program.launches.size()};
     }
   }
   return result;
-}
-
-/// A GEMM may add to its residual in place: where nothing reads the residual afterwards, its buffer
-/// becomes the output's, which keeps the residual stream in one place.
-void add_residuals_in_place(Program& program) {
-  for (size_t step = 0; step < program.launches.size(); ++step) {
-    Program::Launch& launch = program.launches[step];
-    if (!std::holds_alternative<spec::GemmSpec>(launch.spec)) continue;
-    const BufferRef y = launch.buffers[1], residual = launch.buffers[2];
-    if (y.kind != BufferKind::activation || residual.kind != BufferKind::activation) continue;
-    if (launch.buffers[0].kind == BufferKind::activation &&
-        launch.buffers[0].index == residual.index) {
-      continue;
-    }
-    const std::vector<Life> now = lives(program);
-    const ActivationBuffer& a = program.activations[y.index];
-    const ActivationBuffer& b = program.activations[residual.index];
-    if (now[residual.index].last != step || now[y.index].first != step || a.form != b.form ||
-        a.bytes_per_row != b.bytes_per_row || a.fixed_bytes != b.fixed_bytes ||
-        a.selected != b.selected) {
-      continue;
-    }
-    for (size_t later = step; later < program.launches.size(); ++later) {
-      for (BufferRef& buffer : program.launches[later].buffers) {
-        if (buffer.kind == BufferKind::activation && buffer.index == y.index) buffer = residual;
-      }
-    }
-  }
 }
 
 /// Drops activations that no launch touches.
@@ -133,6 +106,32 @@ void place_states(Program& program, const Sizes& sizes, const Target& target) {
 }
 
 }  // namespace
+
+void add_residuals_in_place(Program& program) {
+  for (size_t step = 0; step < program.launches.size(); ++step) {
+    Program::Launch& launch = program.launches[step];
+    if (!std::holds_alternative<spec::GemmSpec>(launch.spec)) continue;
+    const BufferRef y = launch.buffers[1], residual = launch.buffers[2];
+    if (y.kind != BufferKind::activation || residual.kind != BufferKind::activation) continue;
+    if (launch.buffers[0].kind == BufferKind::activation &&
+        launch.buffers[0].index == residual.index) {
+      continue;
+    }
+    const std::vector<Life> now = lives(program);
+    const ActivationBuffer& a = program.activations[y.index];
+    const ActivationBuffer& b = program.activations[residual.index];
+    if (now[residual.index].last != step || now[y.index].first != step || a.form != b.form ||
+        a.bytes_per_row != b.bytes_per_row || a.fixed_bytes != b.fixed_bytes ||
+        a.selected != b.selected) {
+      continue;
+    }
+    for (size_t later = step; later < program.launches.size(); ++later) {
+      for (BufferRef& buffer : program.launches[later].buffers) {
+        if (buffer.kind == BufferKind::activation && buffer.index == y.index) buffer = residual;
+      }
+    }
+  }
+}
 
 void lay_out(Program& program, const Sizes& sizes, const Target& target) {
   add_residuals_in_place(program);

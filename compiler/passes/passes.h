@@ -23,6 +23,7 @@ struct Program {
     std::vector<Variant> variants = {};  ///< As Step::variants; set by choose.
     std::vector<BufferRef> buffers;
     StepRows rows = StepRows::tokens;
+    StepRun run = StepRun::always;
     int32_t layer = -1;
     std::string name;
   };
@@ -33,6 +34,8 @@ struct Program {
   std::vector<WeightBinding> weights;  ///< Bytes and repack kernels are set by lay_out.
   std::vector<StateBuffer> states;     ///< KV bytes and all offsets are set by lay_out.
   uint64_t arena_bytes = 0, state_bytes = 0;
+  uint32_t few_rows = 0;            ///< As Plan::few_rows; 0 also where nothing may be relaxed.
+  bool keep_plain_weights = false;  ///< cuBLASLt's weights stay decoded in memory.
   std::vector<Decision> decisions;
 };
 
@@ -72,6 +75,23 @@ void choose(Program& program, const PlanOptions& options, const Target& target);
 /// Error
 /// (`failed`) naming the launch that no GPU kernel computes.
 void choose_cuda(Program& program, const PlanOptions& options, const Target& target);
+
+/// Rows up to which GEMMs keep their own kernels in fast mode. Where weights decode before each
+/// product, what cuBLASLt gains on the rows must pay for that.
+inline constexpr uint32_t few_rows_of_kept = 64, few_rows_of_decoded = 256;
+
+/// Whether cuBLASLt may compute a GEMM's launches of more than `few_rows` rows: in fast mode (else
+/// `few_rows` is 0), where there are such launches and the rows fit the library's alignment.
+bool library_runs(const spec::GemmSpec& gemm, uint32_t most_rows, uint32_t few_rows);
+
+/// Fast mode on a GPU: puts the steps of cuBLASLt's route beside every GEMM that it may compute,
+/// and lists each as relaxed. Changes nothing in exact mode.
+void relax(Program& program, const PlanOptions& options);
+
+/// A GEMM may add to its residual in place: where nothing reads the residual afterwards, its buffer
+/// becomes the output's, which keeps the residual stream in one place. A second time it changes
+/// nothing.
+void add_residuals_in_place(Program& program);
 
 /// Shares activation bytes by liveness, sizes the state and the weights, and sets every offset.
 void lay_out(Program& program, const Sizes& sizes, const Target& target);

@@ -143,6 +143,7 @@ PlanOptions resolve(const PlanOptions& options, const ModelGraph& graph, const T
                     std::vector<Decision>& decisions) {
   const bool gpu = is_cuda(target);
   PlanOptions resolved = options;
+  resolved.free_bytes = 0;
   resolved.device = resolve_device(options.device, target);
   if (gpu) require_gpu_kernels(graph, target);
   resolved.context = resolve_context(options.context, graph.context_length, decisions);
@@ -151,10 +152,9 @@ PlanOptions resolve(const PlanOptions& options, const ModelGraph& graph, const T
   resolved.attention = gpu ? resolve_gpu_attention(options.attention, resolved.kv, graph, decisions)
                            : resolve_attention(options.attention, decisions);
   resolved.gpu_layers = resolve_gpu_layers(options.gpu_layers, graph.n_layers, gpu);
-  if (options.numerics == Numerics::fast) {
+  if (options.numerics == Numerics::fast && !gpu) {
     decisions.push_back({"numerics", "fast, with no step relaxed",
-                         gpu ? "the GPU back end has no path that gives up exactness yet"
-                             : "the CPU back end has no path that gives up exactness"});
+                         "the CPU back end has no path that gives up exactness"});
   }
   return resolved;
 }

@@ -32,7 +32,10 @@ constexpr int compute_32f = 68;              // CUBLAS_COMPUTE_32F
 constexpr int32_t transpose = 1;             // CUBLAS_OP_T
 constexpr int matmul_transa = 3;             // CUBLASLT_MATMUL_DESC_TRANSA, an int32_t
 constexpr int preference_max_workspace = 1;  // CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, a uint64_t
-constexpr Status allocation_failed = 3;      // CUBLAS_STATUS_ALLOC_FAILED
+// CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES and those of B, C, D behind it, each a uint32_t
+constexpr int preference_alignments[] = {5, 6, 7, 8};
+constexpr uint32_t alignment_bytes = 64;
+constexpr Status allocation_failed = 3;  // CUBLAS_STATUS_ALLOC_FAILED
 
 struct Algorithm {
   uint64_t data[8];
@@ -163,33 +166,54 @@ std::string CublasLt::version() const {
                      path_.filename().string());
 }
 
-struct CublasGemm::Impl {
-  Impl(const CublasLt::Functions& f, std::shared_ptr<Device> device)
-      : functions(f),
-        workspace(device, workspace_bytes, "cuBLASLt's workspace"),
-        handle(f.destroy),
-        matmul(f.matmul_destroy),
-        a(f.layout_destroy),
-        b(f.layout_destroy),
-        c(f.layout_destroy),
+struct CublasWorkspace::Impl {
+  explicit Impl(std::shared_ptr<Device> device)
+      : functions(CublasLt::get().functions()),
+        memory(device, bytes, "cuBLASLt's workspace"),
+        handle(functions.destroy),
         owner(std::move(device)) {}
 
   const CublasLt::Functions& functions;
-  DeviceBuffer workspace;
+  DeviceBuffer memory;
   Owned<Handle> handle;
+  std::shared_ptr<Device> owner;
+};
+
+CublasWorkspace::CublasWorkspace(std::shared_ptr<Device> device) {
+  device->use();
+  impl_ = std::make_unique<Impl>(std::move(device));
+  check_status(impl_->functions.create(impl_->handle.out()), "its start");
+}
+
+CublasWorkspace::~CublasWorkspace() {
+  if (impl_ != nullptr) impl_->owner->use_to_release();
+}
+
+struct CublasGemm::Impl {
+  Impl(const CublasLt::Functions& f, std::shared_ptr<const CublasWorkspace> shared)
+      : workspace(std::move(shared)),
+        matmul(f.matmul_destroy),
+        a(f.layout_destroy),
+        b(f.layout_destroy),
+        c(f.layout_destroy) {}
+
+  std::shared_ptr<const CublasWorkspace> workspace;
   Owned<Matmul> matmul;
   Owned<Layout> a, b, c;
-  std::shared_ptr<Device> owner;
   Algorithm algorithm{};
 };
 
+CublasGemm::CublasGemm(std::shared_ptr<Device> device, uint32_t m, uint32_t n, uint32_t k)
+    : CublasGemm(std::make_shared<CublasWorkspace>(std::move(device)), m, n, k) {}
+
 // The library's matrices are columns. A row-major C[m][n] is its n x m matrix, computed as
 // B^T (n x k) times A (k x m): B[n][k] lies there as k x n and is transposed, A[m][k] as k x m.
-CublasGemm::CublasGemm(std::shared_ptr<Device> device, uint32_t m, uint32_t n, uint32_t k) {
-  const CublasLt::Functions& f = CublasLt::get().functions();
-  device->use();
-  impl_ = std::make_unique<Impl>(f, std::move(device));
-  check_status(f.create(impl_->handle.out()), "its start");
+CublasGemm::CublasGemm(std::shared_ptr<const CublasWorkspace> workspace, uint32_t m, uint32_t n,
+                       uint32_t k) {
+  const CublasWorkspace::Impl& shared = *workspace->impl_;
+  const CublasLt::Functions& f = shared.functions;
+  shared.owner->use();
+  impl_ = std::make_unique<Impl>(f, std::move(workspace));
   check_status(f.matmul_create(impl_->matmul.out(), compute_32f, real_32f), "a description");
   check_status(f.matmul_set(impl_->matmul.get(), matmul_transa, &transpose, sizeof(transpose)),
                "a description");
@@ -198,13 +222,19 @@ CublasGemm::CublasGemm(std::shared_ptr<Device> device, uint32_t m, uint32_t n, u
   check_status(f.layout_create(impl_->c.out(), real_32f, n, m, n), "a layout");
   Owned<Preference> preference(f.preference_destroy);
   check_status(f.preference_create(preference.out()), "a preference");
+  constexpr uint64_t workspace_bytes = CublasWorkspace::bytes;
   check_status(f.preference_set(preference.get(), preference_max_workspace, &workspace_bytes,
                                 sizeof(workspace_bytes)),
                "a preference");
+  for (const int attribute : preference_alignments) {
+    check_status(
+        f.preference_set(preference.get(), attribute, &alignment_bytes, sizeof(alignment_bytes)),
+        "a preference");
+  }
   HeuristicResult result{};
   int found = 0;
   const Status status =
-      f.heuristic(impl_->handle.get(), impl_->matmul.get(), impl_->b.get(), impl_->a.get(),
+      f.heuristic(shared.handle.get(), impl_->matmul.get(), impl_->b.get(), impl_->a.get(),
                   impl_->c.get(), impl_->c.get(), preference.get(), 1, &result, &found);
   if (status == 0 && found == 0) {
     throw Error(ErrorKind::failed, "cuBLASLt",
@@ -215,23 +245,20 @@ CublasGemm::CublasGemm(std::shared_ptr<Device> device, uint32_t m, uint32_t n, u
   impl_->algorithm = result.algorithm;
 }
 
-CublasGemm::~CublasGemm() {
-  try {
-    if (impl_ != nullptr) impl_->owner->use();
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a lost device has nothing to give back
-  }
-}
+CublasGemm::~CublasGemm() = default;
 
-void CublasGemm::run(const StreamQueue& stream, DevicePointer a, DevicePointer b,
-                     DevicePointer c) const {
-  impl_->owner->use();
-  const float alpha = 1, beta = 0;
-  void* out = std::bit_cast<void*>(c);
+void CublasGemm::run(const StreamQueue& stream, const Matrices& matrices) const {
+  const CublasWorkspace::Impl& shared = *impl_->workspace->impl_;
+  shared.owner->use();
+  const auto pointer = [](DevicePointer address) { return std::bit_cast<void*>(address); };
+  const float alpha = matrices.alpha, beta = matrices.added == 0 ? 0 : 1;
+  void* out = pointer(matrices.c);
+  const void* added = matrices.added == 0 ? out : pointer(matrices.added);
   check_status(
-      impl_->functions.matmul(
-          impl_->handle.get(), impl_->matmul.get(), &alpha, std::bit_cast<void*>(b), impl_->b.get(),
-          std::bit_cast<void*>(a), impl_->a.get(), &beta, out, impl_->c.get(), out, impl_->c.get(),
-          &impl_->algorithm, impl_->workspace.pointer(), workspace_bytes, stream.handle()),
+      shared.functions.matmul(shared.handle.get(), impl_->matmul.get(), &alpha, pointer(matrices.b),
+                              impl_->b.get(), pointer(matrices.a), impl_->a.get(), &beta, added,
+                              impl_->c.get(), out, impl_->c.get(), &impl_->algorithm,
+                              shared.memory.pointer(), CublasWorkspace::bytes, stream.handle()),
       "a multiplication");
 }
 

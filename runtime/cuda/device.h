@@ -151,6 +151,8 @@ class LaunchGraph {
 /// A kernel loaded from a verified cubin.
 class LoadedKernel {
  public:
+  /// None: for what a library computes.
+  LoadedKernel() = default;
   /// `shared_bytes`: the most dynamic shared memory it will be launched with.
   LoadedKernel(std::shared_ptr<Device> device, std::span<const std::byte> cubin,
                uint32_t shared_bytes, std::string_view what);

@@ -49,6 +49,10 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
       stream_(device_) {
   for (size_t i = 0; i < compiled.size(); ++i) {
     const spec::AnySpec& spec = plan.kernels[i].spec;
+    if (is_library(spec)) {
+      kernels_.emplace_back();
+      continue;
+    }
     kernels_.emplace_back(device_, compiled[i].code, shared_bytes(spec, plan),
                           fmt::format("kernel {}", spec_to_text(spec)));
   }
@@ -56,6 +60,7 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   graph_name_ = index_of_name(names_, "launch graph");
 
   // Everything is allocated before the long work, so that what does not fit is said at once.
+  if (needs_library(plan)) library_.emplace(device_, plan);
   arena_ = DeviceBuffer(device_, plan.arena_bytes, "activations");
   logits_ = DeviceBuffer(device_, logits_bytes(plan), "logits");
   if (selection_ != nullptr) {
@@ -74,7 +79,15 @@ GpuBackend::GpuBackend(const gguf::File& file, const Plan& plan,
   if (selection_ != nullptr) stream_.fill(candidates_.address(), 0, candidates_.bytes());
   upload_ropes(pool);
   weights_.emplace(file, plan, kernels_, device_, pool, progress);
+  run_once_steps();
   stream_.synchronize();
+}
+
+void GpuBackend::run_once_steps() {
+  for (const Step& step : plan_.steps) {
+    if (step.run != StepRun::once) continue;
+    launch(step, step.kernel, 1, step_args(step, DeviceBuffer()));
+  }
 }
 
 void GpuBackend::add_step(const Step& step) {
@@ -160,7 +173,7 @@ void GpuBackend::note_saturation() {
   }
 }
 
-KernelArgs GpuBackend::step_args(const Step& step, const GpuMemory& memory) const {
+KernelArgs GpuBackend::step_args(const Step& step, const DeviceBuffer& state) const {
   const auto address = [&](const BufferRef& ref) -> void* {
     switch (ref.kind) {
       case BufferKind::none:
@@ -170,7 +183,7 @@ KernelArgs GpuBackend::step_args(const Step& step, const GpuMemory& memory) cons
       case BufferKind::weight:
         return weights_->at(ref.index);
       case BufferKind::state:
-        return memory.state_.pointer(plan_.states[ref.index].offset);
+        return state.pointer(plan_.states[ref.index].offset);
       case BufferKind::tokens:
         return inputs_.pointer(tokens_at(plan_));
       case BufferKind::rope:
@@ -236,15 +249,23 @@ uint32_t GpuBackend::rows_of(const Step& step, uint32_t n_tokens, uint32_t n_out
   return step.rows == StepRows::tokens ? n_tokens : n_outputs;
 }
 
+void GpuBackend::launch(const Step& step, uint32_t kernel, uint32_t rows, const KernelArgs& args) {
+  const spec::AnySpec& spec = plan_.kernels[kernel].spec;
+  if (is_library(spec)) {
+    library_->run(stream_, step, rows, args);
+    return;
+  }
+  const spec::LaunchShape shape = launch_shape_of(spec, rows, plan_);
+  kernels_[kernel].launch(stream_, shape.grid_x, shape.grid_y, shape.threads, shape.shared_bytes,
+                          args, /*early=*/true);
+}
+
 void GpuBackend::enqueue(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs, size_t n_steps) {
   stream_.copy_to_device(inputs_.address(), {host_inputs_.data(), input_bytes(n_tokens)});
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (rows == 0 || is_left_out(memory, i)) continue;
-    const uint32_t kernel = choice(i, rows).kernel;
-    const spec::LaunchShape shape = launch_shape_of(plan_.kernels[kernel].spec, rows, plan_);
-    kernels_[kernel].launch(stream_, shape.grid_x, shape.grid_y, shape.threads, shape.shared_bytes,
-                            memory.args_[i], /*early=*/true);
+    if (!runs(plan_, plan_.steps[i], rows) || is_left_out(memory, i)) continue;
+    launch(plan_.steps[i], choice(i, rows).kernel, rows, memory.args_[i]);
   }
   if (memory.wanted_ > 0) {
     const PinnedBuffer& to = memory.pinned_candidates_;
@@ -259,7 +280,8 @@ void GpuBackend::count(GpuMemory& memory, uint32_t n_tokens, uint32_t n_outputs,
                        size_t n_steps) const {
   for (size_t i = 0; i < n_steps; ++i) {
     const uint32_t rows = rows_of(plan_.steps[i], n_tokens, n_outputs);
-    if (rows > 0 && !is_left_out(memory, i)) ++memory.launches_[choice(i, rows).name];
+    if (!runs(plan_, plan_.steps[i], rows) || is_left_out(memory, i)) continue;
+    ++memory.launches_[choice(i, rows).name];
   }
 }
 
@@ -298,7 +320,7 @@ GpuMemory::GpuMemory(GpuBackend& backend) : backend_(backend) {
   if (backend.selection_ != nullptr) {
     pinned_candidates_ = PinnedBuffer(backend.device_, backend.candidates_.bytes());
   }
-  for (const Step& step : plan.steps) args_.push_back(backend.step_args(step, *this));
+  for (const Step& step : plan.steps) args_.push_back(backend.step_args(step, state_));
   launches_.assign(backend.names_.size(), 0);
   clear();
 }

@@ -10,6 +10,7 @@
 
 #include "runtime/backend.h"
 #include "runtime/cuda/device.h"
+#include "runtime/cuda/gpu_library.h"
 #include "runtime/cuda/gpu_weights.h"
 #include "runtime/memory.h"
 
@@ -49,7 +50,10 @@ class GpuBackend final : public Backend {
   void note_failure(const std::string& what);
   void note_saturation();
 
-  KernelArgs step_args(const Step& step, const GpuMemory& memory) const;
+  KernelArgs step_args(const Step& step, const DeviceBuffer& state) const;
+  /// Steps that belong to no launch.
+  void run_once_steps();
+  void launch(const Step& step, uint32_t kernel, uint32_t rows, const KernelArgs& args);
   void run(GpuMemory& memory, const Chunk& chunk);
   void write_inputs(const Chunk& chunk);
   /// Whether a step does not run: the selection, where logits are wanted.
@@ -70,6 +74,7 @@ class GpuBackend final : public Backend {
   std::vector<std::vector<Choice>> choices_;  ///< By step, ascending rows.
   std::vector<std::string> names_;
   uint32_t graph_name_ = 0;
+  std::optional<GpuLibrary> library_;  ///< Where the plan has steps for it.
   std::optional<GpuWeights> weights_;
   DeviceBuffer arena_, inputs_, logits_, candidates_, saturated_;
   std::vector<DeviceBuffer> ropes_;

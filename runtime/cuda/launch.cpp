@@ -50,6 +50,9 @@ struct Shape {
     return s.decode != 0 ? spec::attention_decode_shape(s, plan.options.context)
                          : spec::attention_prefill_shape(s, rows);
   }
+  LaunchShape operator()(const spec::UnpackSpec& s) const { return spec::launch_shape(s); }
+  LaunchShape operator()(const spec::FlattenSpec& s) const { return spec::launch_shape(s, rows); }
+  LaunchShape operator()(const spec::FinishSpec& s) const { return spec::launch_shape(s, rows); }
   LaunchShape operator()(const spec::RepackSpec&) const { return {.threads = threads_of_repack}; }
   LaunchShape operator()(const spec::SelectSpec& s) const {
     return {.threads = spec::select_threads, .grid_x = spec::select_blocks(s.vocabulary)};
@@ -73,6 +76,7 @@ std::string launch_name(const spec::AnySpec& spec) {
     return gemm->tile_tokens == 8 ? family + " decode"
                                   : fmt::format("{} tile {}", family, gemm->tile_tokens);
   }
+  if (is_library(spec)) return "cublasLt gemm";
   if (const auto* attention = std::get_if<spec::AttentionSpec>(&spec)) {
     if (attention->path == spec::AttentionPath::wave) return family + " wave";
     return family + (attention->decode != 0 ? " flash decode" : " flash");

@@ -15,8 +15,8 @@ inline constexpr uint32_t threads_of_repack = 128;
 /// Error (`failed`) for a family that the GPU has no kernel of.
 spec::LaunchShape launch_shape_of(const spec::AnySpec& spec, uint32_t rows, const Plan& plan);
 
-/// What a launch of the kernel counts as: "gemm decode", "gemm tile 64", "attention flash decode",
-/// "attention wave", "norm" ...
+/// What a launch of the kernel counts as: "gemm decode", "gemm tile 64", "cublasLt gemm",
+/// "attention flash decode", "attention wave", "norm" ...
 std::string launch_name(const spec::AnySpec& spec);
 
 }  // namespace quern::cuda

@@ -7,6 +7,7 @@
 #include "compiler/cuda/cuda_compiler.h"
 #include "models/error.h"
 #include "runtime/cuda/gpu_backend.h"
+#include "runtime/cuda/gpu_library.h"
 #include "runtime/kernels.h"
 #include "runtime/memory.h"
 
@@ -51,6 +52,7 @@ std::unique_ptr<Backend> load_gpu_backend(const gguf::File& file, const Plan& pl
   std::shared_ptr<cuda::Device> device = cuda::Device::open(options.device);
   check_gpu_target(plan.target, *device);
   check_gpu_memory(plan, *device);
+  cuda::check_library(plan);
   cpu::ThreadPool pool(options.threads);
   std::vector<CompiledKernel> kernels =
       fetch_kernels(plan, store, compile, pool.size(), options.progress, stats);

@@ -8,6 +8,7 @@
 #include "templates/spec/embed.h"
 #include "templates/spec/gdn.h"
 #include "templates/spec/gemm.h"
+#include "templates/spec/library_gemm.h"
 #include "templates/spec/moe.h"
 #include "templates/spec/norm.h"
 #include "templates/spec/qkv_post.h"
@@ -16,8 +17,9 @@
 
 namespace quern::spec {
 
-using AnySpec = std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec,
-                             ExpertsSpec, GatherSpec, GemmSpec, GroupSpec, NormSpec, QkvPostSpec,
-                             RepackSpec, RouterSpec, SelectSpec>;
+using AnySpec =
+    std::variant<AddSpec, AttentionSpec, CombineSpec, ConvSpec, DeltaSpec, EmbedSpec, ExpertsSpec,
+                 FinishSpec, FlattenSpec, GatherSpec, GemmSpec, GroupSpec, MatmulSpec, NormSpec,
+                 QkvPostSpec, RepackSpec, RouterSpec, SelectSpec, UnpackSpec>;
 
 }  // namespace quern::spec

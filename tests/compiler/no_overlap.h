@@ -10,7 +10,8 @@
 namespace quern::test {
 
 /// Brute force over every pair of buffers and every step: two that are both needed at a step may
-/// not share a byte. A buffer is needed from its first to its last mention; counters always.
+/// not share a byte. A buffer is needed from its first to its last mention; counters and what is
+/// kept always.
 inline void expect_no_overlap(const Plan& plan) {
   const auto touches = [&](const Step& step, uint32_t index) {
     return std::ranges::any_of(step.buffers, [&](const BufferRef& buffer) {
@@ -30,7 +31,8 @@ inline void expect_no_overlap(const Plan& plan) {
     for (auto step = first; step <= last; ++step) {
       alive[i][static_cast<size_t>(step - plan.steps.begin())] = true;
     }
-    if (plan.activations[i].form == ActivationForm::counters) {
+    if (plan.activations[i].form == ActivationForm::counters ||
+        plan.activations[i].form == ActivationForm::kept) {
       alive[i].assign(plan.steps.size(), true);
     }
   }

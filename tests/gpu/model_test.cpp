@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/cuda/cublas_lt.h"
 #include "runtime/test_hooks.h"
 #include "tests/gpu/support/engine.h"
 #include "tests/support/selection.h"
@@ -32,6 +33,7 @@ class GpuModelTest : public testing::TestWithParam<Fixture> {
     const auto model = shared_file(stem + ".gguf");
     const auto golden = shared_file(stem + ".golden.gguf");
     if (!model || !golden) GTEST_SKIP() << missing_shared(stem + ".gguf");
+    model_ = *model;
     golden_ = load_golden(*golden);
     rows_ = golden_rows(golden_);
     engine_ = load_on_gpu(*model, gpu_options(n_tokens()));
@@ -47,6 +49,7 @@ class GpuModelTest : public testing::TestWithParam<Fixture> {
     EXPECT_EQ(launches(*session_, "attention wave") > 0, !flash);
   }
 
+  std::filesystem::path model_;
   Golden golden_;
   std::vector<uint32_t> rows_;
   std::shared_ptr<Engine> engine_;
@@ -77,6 +80,42 @@ TEST_P(GpuModelTest, logits_meet_the_bar_and_no_bit_depends_on_chunking) {
 
 TEST_P(GpuModelTest, a_saved_restored_or_branched_session_goes_on_with_the_same_bits) {
   expect_states_to_move(*engine_, *session_, golden_.token_ids);
+}
+
+/// The golden tokens with others behind them, which they do not see, so that a chunk has 512.
+TEST_P(GpuModelTest, fast_numerics_meet_the_bar_through_cublaslt) {
+  if (const std::string problem = cuda::CublasLt::problem(); !problem.empty()) {
+    GTEST_SKIP() << problem;
+  }
+  std::vector<TokenId> tokens = golden_.token_ids;
+  while (tokens.size() < 512) tokens.push_back(golden_.token_ids[tokens.size() % n_tokens()]);
+  PlanOptions options = gpu_options(static_cast<uint32_t>(tokens.size()));
+  options.numerics = Numerics::fast;
+  const auto fast = load_on_gpu(model_, options);
+  const auto session = fast->new_session();
+  const auto logits = run_rows(*session, tokens, rows_, 512);
+  EXPECT_GT(launches(*session, "cublasLt gemm"), 0U);
+  EXPECT_GT(launches(*session, "unpack"), 0U);
+  const Deviation found = deviation(logits, golden_);
+  EXPECT_LE(found.relative, GetParam().bar);
+  EXPECT_EQ(found.wrong_argmax, 0U);
+  RecordProperty("relative_error", std::to_string(found.relative));
+
+  // Launches of few tokens are exact: the bits of the exact plan.
+  session->reset();
+  const auto first = std::span(golden_.token_ids).first(40);
+  const std::vector<uint32_t> last = {39};
+  const auto few = run_rows(*session, first, last, 0);
+  EXPECT_EQ(launches(*session, "cublasLt gemm"), 0U);
+  EXPECT_TRUE(same_bits(few, run_rows(*session_, first, last, 0)));
+
+  // With weights that are kept decoded, and fewer rows that count as few.
+  options.free_bytes = uint64_t{1} << 40;
+  const auto keeping = load_on_gpu(model_, options);
+  const auto other = keeping->new_session();
+  EXPECT_LE(deviation(run_rows(*other, tokens, rows_, 512), golden_).relative, GetParam().bar);
+  EXPECT_GT(launches(*other, "cublasLt gemm"), 0U);
+  EXPECT_EQ(launches(*other, "unpack"), 0U);
 }
 
 TEST_P(GpuModelTest, candidates_are_those_of_the_logits) {
@@ -145,13 +184,19 @@ TEST(GpuSession, memory_is_what_the_plan_says) {
     uint32_t context, chunk;
     const char* kv;
     bool all_logits;
+    Numerics numerics = Numerics::exact;
   };
-  const Case cases[] = {
-      {"llama", 512, 512, "f16", false},          {"llama", 65536, 512, "f16", true},
-      {"llama", 65536, 8192, "f32", false},       {"qwen3", 32768, 2048, "q8_0", false},
-      {"gemma3", 32768, 2048, "f16", false},      {"qwen2", 16384, 16384, "bf16", true},
-      {"llama3", 65536, 4096, "f16", true},       {"quant/llama-q4_k_m", 4096, 2048, "f16", false},
-      {"quant/llama-q8_0", 512, 1, "f16", false}, {"quant/llama-q4_0", 65536, 16384, "q8_0", true}};
+  const Case cases[] = {{"llama", 512, 512, "f16", false},
+                        {"llama", 65536, 512, "f16", true},
+                        {"llama", 65536, 8192, "f32", false},
+                        {"qwen3", 32768, 2048, "q8_0", false},
+                        {"gemma3", 32768, 2048, "f16", false},
+                        {"qwen2", 16384, 16384, "bf16", true},
+                        {"llama3", 65536, 4096, "f16", true},
+                        {"quant/llama-q4_k_m", 4096, 2048, "f16", false},
+                        {"quant/llama-q8_0", 512, 1, "f16", false},
+                        {"quant/llama-q4_0", 65536, 16384, "q8_0", true},
+                        {"quant/llama-q4_k_m", 4096, 2048, "f16", false, Numerics::fast}};
   for (const Case& c : cases) {
     const std::string name = std::string("fixtures/") + c.fixture + ".gguf";
     const auto path = shared_file(name);
@@ -160,6 +205,7 @@ TEST(GpuSession, memory_is_what_the_plan_says) {
     const uint32_t context = std::min(c.context, build_graph(probe).context_length);
     PlanOptions options = gpu_options(context, std::min(c.chunk, context), c.kv);
     options.all_logits = c.all_logits;
+    options.numerics = c.numerics;
     const uint64_t before = gpu()->memory().free_bytes;
     uint64_t least = before;
     const auto look = [&] { least = std::min(least, gpu()->memory().free_bytes); };

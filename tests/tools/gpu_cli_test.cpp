@@ -13,6 +13,7 @@ namespace quern::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using Environment = std::map<std::string, std::string>;
 
@@ -94,6 +95,23 @@ TEST(Gpu, one_that_no_target_fits_is_named) {
 TEST(Gpu, a_model_that_does_not_fit_is_told_with_both_sizes) {
   expect_one_line(run_on("cuda", {{"FAKE_CUDA_MEMORY", "1048576"}}), 4,
                   "and Stand-in GPU has 1 MiB free of 1 MiB; take a smaller --ctx");
+}
+
+TEST(Gpu, a_fast_plan_without_cublaslt_is_refused_when_it_is_loaded) {
+  const auto run = [](const std::string& numerics, const std::string& chunk) {
+    return quern(
+        {"run", data_file("fixtures/llama.gguf").string(), "--tokens", "1", "-n", "1", "--device",
+         "cuda", "--numerics", numerics, "--chunk", chunk, "--store", "strict"},
+        stand_in({{"QUERN_CUBLASLT", "/nowhere/libcublasLt.so.13"}}));
+  };
+  const CommandResult result = run("fast", "512");
+  expect_one_line(result, 1,
+                  "cuBLASLt: the plan, made with --numerics fast, needs it: "
+                  "QUERN_CUBLASLT=/nowhere/libcublasLt.so.13 cannot be loaded");
+  EXPECT_THAT(result.err, HasSubstr("use --numerics exact, or install the CUDA toolkit"));
+  // What has no such step fails later, for want of kernels.
+  EXPECT_THAT(run("fast", "64").err, Not(HasSubstr("cuBLASLt")));
+  EXPECT_THAT(run("exact", "512").err, Not(HasSubstr("cuBLASLt")));
 }
 
 }  // namespace

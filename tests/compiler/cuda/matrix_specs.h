@@ -125,6 +125,29 @@ class MatrixSpecs {
       add("gather", spec::GatherSpec{.width = width});
       add("gather", spec::GatherSpec{.width = width, .operand = 1});
       add("add", spec::AddSpec{.width = width});
+      add("flatten", spec::FlattenSpec{.width = width});
+    }
+    for (const auto& [name, type] : cell_types) {
+      for (const uint32_t k : {spec::gpu_cell_k(type), 4096u}) {
+        add("unpack", spec::UnpackSpec{.segments = {{type, 1000}}, .k = k});
+        add("unpack", spec::UnpackSpec{.segments = {{type, 4096},
+                                                    {spec::QuantType::q8_0, 1024},
+                                                    {spec::QuantType::q6_k, 1024}},
+                                       .n_segments = 3,
+                                       .k = k == 64 ? 256 : k});
+      }
+    }
+    for (const float softcap : {0.0f, 30.0f}) {
+      using enum spec::Epilogue;
+      for (const spec::Epilogue epilogue : {store, residual}) {
+        add("finish", spec::FinishSpec{.rows = {4096, 1024, 1024},
+                                       .n_segments = 3,
+                                       .epilogue = epilogue,
+                                       .bias = 5,
+                                       .softcap = softcap});
+      }
+      add("finish", spec::FinishSpec{.rows = {28672}, .epilogue = swiglu});
+      add("finish", spec::FinishSpec{.rows = {400}, .epilogue = gelu_glu});
     }
     for (const uint32_t vocabulary : {1u, 17u, 32000u, 262144u, 1u << 26}) {
       for (const uint32_t count : {1u, 256u, 1024u}) {

@@ -79,6 +79,13 @@ inline std::vector<NamedSpec> sample_specs() {
   specs.push_back({"gather", GatherSpec{.width = 4096}});
   specs.push_back({"gather_operand", GatherSpec{.width = 4096, .operand = 1}});
   specs.push_back({"add", AddSpec{.width = 4096}});
+  specs.push_back({"unpack", UnpackSpec{.segments = {{QuantType::q4_k, 4096},
+                                                     {QuantType::q4_k, 1024},
+                                                     {QuantType::q6_k, 1024}},
+                                        .n_segments = 3,
+                                        .k = 4096}});
+  specs.push_back({"flatten", FlattenSpec{.width = 4096}});
+  specs.push_back({"finish", FinishSpec{.rows = {28672}, .epilogue = Epilogue::swiglu}});
   specs.push_back({"repack", RepackSpec{.type = QuantType::q6_k, .k = 4096, .tier = Tier::mma}});
   specs.push_back({"select", SelectSpec{.vocabulary = 128256, .count = 256}});
   specs.push_back({"qkv_post", QkvPostSpec{.n_head = 32,
