@@ -36,38 +36,44 @@ struct AttentionBlock {
   template <u32 width, u32 pitch, u32 threads, bool hole = false>
   static __device__ __forceinline__ void stage(const KernelArgs& args, u32 buffer, u32 kv_head, u32 first, u32 end,
                                                unsigned char* shared) {
+    const unsigned char* rows = cache_rows<width>(args, buffer, kv_head, first);
     for (u32 i = threadIdx.x; i < keys * (width / piece_values); i += threads) {
       const u32 row = i / (width / piece_values);
       if (hole && first + row == end) continue;
-      stage_piece<width>(args, buffer, kv_head, first + row, first + row < end, i % (width / piece_values), shared + row * pitch);
+      stage_piece<width, pitch>(rows, row, first + row < end, i % (width / piece_values), shared);
     }
     ptx::cp_async_commit_group();
   }
-  /// Row `row` alone, which is that of `first` + some key of the block.
+  /// Row first + `row` alone.
   template <u32 width, u32 pitch, u32 threads>
   static __device__ __forceinline__ void stage_row(const KernelArgs& args, u32 buffer, u32 kv_head, u32 first, u32 row,
                                                    unsigned char* shared) {
-    for (u32 i = threadIdx.x; i < width / piece_values; i += threads) {
-      stage_piece<width>(args, buffer, kv_head, row, true, i, shared + (row - first) * pitch);
-    }
+    const unsigned char* rows = cache_rows<width>(args, buffer, kv_head, first);
+    for (u32 i = threadIdx.x; i < width / piece_values; i += threads) stage_piece<width, pitch>(rows, row, true, i, shared);
     ptx::cp_async_commit_group();
   }
   static constexpr u32 piece_values = s.kv == KvType::f16 ? 8 : 2;
-  /// A piece of a row, or zeros.
   template <u32 width>
-  static __device__ __forceinline__ void stage_piece(const KernelArgs& args, u32 buffer, u32 kv_head, u32 row, bool there, u32 piece,
-                                                     unsigned char* to) {
-    const unsigned char* from = static_cast<const unsigned char*>(args.buffers[buffer]) +
-                                (static_cast<size_t>(kv_head) * args.kv_capacity + (there ? row : 0)) * kv_row_bytes<s.kv>(width);
+  static __device__ __forceinline__ const unsigned char* cache_rows(const KernelArgs& args, u32 buffer, u32 kv_head, u32 first) {
+    return static_cast<const unsigned char*>(args.buffers[buffer]) +
+           (static_cast<size_t>(kv_head) * args.kv_capacity + first) * kv_row_bytes<s.kv>(width);
+  }
+  /// A piece of row `row` of `rows`, or zeros.
+  template <u32 width, u32 pitch>
+  static __device__ __forceinline__ void stage_piece(const unsigned char* rows, u32 row, bool there, u32 piece,
+                                                     unsigned char* shared) {
+    constexpr u32 row_bytes = kv_row_bytes<s.kv>(width);
     if constexpr (s.kv == KvType::f16) {
-      ptx::cp_async_cg_16_or_zero(ptx::shared_address(to) + piece * 16, from + (there ? piece * 16 : 0), there ? 16 : 0);
+      ptx::cp_async_cg_16_or_zero(ptx::shared_address(shared) + row * pitch + piece * 16,
+                                  rows + (there ? static_cast<size_t>(row) * row_bytes + piece * 16 : 0), there ? 16 : 0);
     } else {
       u32 halves = 0;
       if (there) {
+        const unsigned char* from = rows + static_cast<size_t>(row) * row_bytes;
         const float low = kv_load<s.kv>(from, piece * 2), high = kv_load<s.kv>(from, piece * 2 + 1);
         halves = ptx::cvt_rn_f16x2_f32(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
       }
-      *reinterpret_cast<u32*>(to + piece * 4) = halves;
+      *reinterpret_cast<u32*>(shared + row * pitch + piece * 4) = halves;
     }
   }
 

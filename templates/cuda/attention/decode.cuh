@@ -76,8 +76,9 @@ struct AttentionDecode {
     B::template stage<s.value_dim, B::v_pitch, threads, true>(args, 2, kv_head, first_key, position, v_shared);
     ptx::wait_for_last_launch();
     if (position / s.block_keys == first) {
-      B::template stage_row<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, first_key, position, k_shared);
-      B::template stage_row<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, first_key, position, v_shared);
+      const u32 newest = position - first_key;
+      B::template stage_row<s.head_dim, B::k_pitch, threads>(args, 1, kv_head, first_key, newest, k_shared);
+      B::template stage_row<s.value_dim, B::v_pitch, threads>(args, 2, kv_head, first_key, newest, v_shared);
     }
     for (u32 i = threadIdx.x; i < 16 * s.head_dim / 2; i += threads) {
       const u32 r = i / (s.head_dim / 2), pair = i % (s.head_dim / 2);
