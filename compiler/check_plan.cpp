@@ -105,7 +105,7 @@ class PlanChecker {
     return std::visit(
         [gpu](const auto& held) {
           using Spec = std::decay_t<decltype(held)>;
-          if constexpr (requires { Spec::gpu_only; } || std::is_same_v<Spec, spec::SelectSpec>) {
+          if constexpr (requires { Spec::gpu_only; }) {
             return gpu;
           } else if constexpr (requires { held.tier; }) {
             return (held.tier != spec::Tier::cpu) == gpu;

@@ -10,6 +10,7 @@ namespace quern::spec {
 /// its ids; 2 SelectAnswer, then its candidates; 3 scratch; 4 counters, zero between launches.
 struct SelectSpec {
   static constexpr const char* family = "select";
+  static constexpr bool gpu_only = true;
 
   u32 vocabulary = 0;
   u32 count = 0;  ///< Candidates that a launch may be asked for, at most select_most_count.

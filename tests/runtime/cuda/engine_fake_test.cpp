@@ -20,23 +20,6 @@ using ::testing::HasSubstr;
 class GpuEngine : public ToyGpuTest {
  protected:
   std::span<const TokenId> first(size_t count) const { return std::span(tokens_).first(count); }
-  std::span<const TokenId> part(size_t begin, size_t count) const {
-    return std::span(tokens_).subspan(begin, count);
-  }
-  static std::string message_of(const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-  static uint32_t launches_of(const Session& session, const std::string& name) {
-    for (const auto& [launch, count] : session.last_launches()) {
-      if (launch == name) return count;
-    }
-    return 0;
-  }
   /// A prompt of two chunks, then two steps of which the second replays a graph.
   void feed_all(Session& session) {
     session.feed(first(20), 0, OutputRows::last);

@@ -42,13 +42,6 @@ int64_t live_objects() {
   return control<decltype(&fake_cublas_lt_live)>("fake_cublas_lt_live")();
 }
 
-uint32_t launches_of(const Session& session, std::string_view name) {
-  for (const auto& [launch, count] : session.last_launches()) {
-    if (launch == name) return count;
-  }
-  return 0;
-}
-
 class FastEngine : public ToyGpuTest {
  protected:
   static constexpr uint32_t fast_context = 512, fast_chunk = 400;

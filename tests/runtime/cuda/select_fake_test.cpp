@@ -18,23 +18,6 @@ using ::testing::HasSubstr;
 
 class GpuSelect : public ToyGpuTest {
  protected:
-  std::span<const TokenId> part(size_t begin, size_t count) const {
-    return std::span(tokens_).subspan(begin, count);
-  }
-  static std::string message_of(const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
-  }
-  static uint32_t launches_of(const Session& session, const std::string& name) {
-    for (const auto& [launch, count] : session.last_launches()) {
-      if (launch == name) return count;
-    }
-    return 0;
-  }
   /// Feeds tokens, the session's first ones, and expects the candidates of the toy's logits.
   void expect_selected(Session& session, size_t begin, size_t count,
                        const SelectionRequest& request, uint32_t pieces = 0) {

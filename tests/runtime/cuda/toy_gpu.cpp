@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "compiler/cuda/cuda_compiler.h"
+#include "models/error.h"
 #include "models/model.h"
 #include "runtime/store/kernel_store.h"
 #include "tests/support/fixtures.h"
@@ -91,6 +92,22 @@ std::shared_ptr<Engine> ToyGpuTest::load(const std::filesystem::path& model, Pla
   with_threads.threads = 2;
   return Engine::load(gguf::File::open(model), std::move(plan), store, compile_nothing,
                       with_threads);
+}
+
+std::string ToyGpuTest::message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+uint32_t ToyGpuTest::launches_of(const Session& session, std::string_view name) {
+  for (const auto& [launch, count] : session.last_launches()) {
+    if (launch == name) return count;
+  }
+  return 0;
 }
 
 void ToyGpuTest::expect_toy(Session& session, std::span<const TokenId> before,

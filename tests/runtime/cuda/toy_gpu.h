@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compiler/plan.h"
@@ -39,6 +41,13 @@ class ToyGpuTest : public FakeCudaTest {
   /// `before`: what the session holds.
   static void expect_toy(Session& session, std::span<const TokenId> before,
                          std::span<const TokenId> tokens, uint32_t pieces = 0);
+  std::span<const TokenId> part(size_t begin, size_t count) const {
+    return std::span(tokens_).subspan(begin, count);
+  }
+  /// What the Error says that the call throws.
+  static std::string message_of(const std::function<void()>& call);
+  /// Launches of that name in the session's last call.
+  static uint32_t launches_of(const Session& session, std::string_view name);
 
   std::filesystem::path model_;
   std::vector<TokenId> tokens_;  ///< As many as the context holds.
