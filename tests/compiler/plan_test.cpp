@@ -17,6 +17,7 @@
 #include "models/model.h"
 #include "tests/compiler/no_overlap.h"
 #include "tests/compiler/small_graph.h"
+#include "tests/compiler/sound_plan.h"
 #include "tests/support/fixtures.h"
 
 namespace quern {
@@ -301,19 +302,6 @@ TEST(PlanJson, every_missing_or_added_field_is_refused) {
   EXPECT_GT(tried, 60u);
 }
 
-/// Reads the text; if it passes as a plan, the plan must survive being used as one.
-void expect_refused_or_sound(const std::string& text) {
-  try {
-    const Plan plan = plan_from_json(text, "plan.json");
-    EXPECT_EQ(plan_to_json(plan), plan_to_json(plan_from_json(plan_to_json(plan), "plan.json")));
-    test::expect_no_overlap(plan);
-    describe_plan(plan);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::failed);
-    EXPECT_THAT(error.what(), HasSubstr("plan.json"));
-  }
-}
-
 TEST(PlanJson, damaged_bytes_are_refused_or_make_a_sound_plan) {
   const std::string text = plan_to_json(small_plan());
   constexpr uint32_t seed = 20240607;
@@ -338,7 +326,7 @@ TEST(PlanJson, damaged_bytes_are_refused_or_make_a_sound_plan) {
       }
     }
     SCOPED_TRACE(fmt::format("seed {}, round {}", seed, round));
-    expect_refused_or_sound(damaged);
+    test::expect_refused_or_sound(damaged);
   }
   for (size_t length = 0; length < text.size(); length += 97) {
     EXPECT_NE(refusal(text.substr(0, length)), "") << length;
@@ -355,7 +343,7 @@ TEST(PlanJson, every_number_made_absurd_is_refused_or_makes_a_sound_plan) {
       Json changed = json;
       changed.at(Json::json_pointer(pointer)) = other;
       SCOPED_TRACE(pointer + " = " + other.dump());
-      expect_refused_or_sound(changed.dump());
+      test::expect_refused_or_sound(changed.dump());
     }
   }
 }
