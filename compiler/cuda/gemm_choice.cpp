@@ -81,7 +81,7 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
   const uint32_t groups = row_groups(s), share = std::max(1U, ceil_div(groups, multiprocessors));
   // Blocks of more than eight warps are short of registers: only where the compiler is known to
-  // need no more, and not for short chains, which it unrolls.
+  // need no more (the matrix of kernels shows it), and not for short chains, which it unrolls.
   const bool roomy = target.compute_capability / 10 == 9;
   bool large_cells = s.k >= 2048, q6_k = false;
   for (uint32_t i = 0; i < s.n_segments; ++i) {
@@ -92,12 +92,12 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
   s.shared_groups = s.sharers = s.turn_slabs = 0;
   s.tile_cells = share > 2 * most_groups ? 8 : ceil_div(share, ceil_div(share, most_groups));
   if (s.tile_cells <= 2) {
-    share_groups(s, s.tile_cells, 4, roomy && s.k >= 8192 ? 8 : 4);
+    share_groups(s, s.tile_cells, 4, roomy && s.k >= 8192 && s.n_segments == 1 ? 8 : 4);
   } else if (s.tile_cells == 3 && roomy && large_cells) {
     share_groups(s, s.tile_cells, 4, 4);
-  } else if (share <= most_groups && s.tile_cells <= (roomy && s.n_segments == 1 ? 7U : 4U)) {
+  } else if (share <= most_groups && s.tile_cells <= (roomy && s.n_segments == 1 ? 6U : 4U)) {
     share_groups(s, s.tile_cells, 2, 4);
-  } else if (roomy && !q6_k && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
+  } else if (roomy && !q6_k && s.k <= 4096 && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
     share_groups(s, s.tile_cells % 4, 2, 4);
   }
   s.stages = 2;

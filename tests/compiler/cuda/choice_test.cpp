@@ -82,6 +82,24 @@ TEST(GemmChoice, tiles_whose_kernels_spill_registers_are_not_chosen) {
   }
 }
 
+TEST(GemmChoice, decode_kernels_that_spill_registers_are_not_chosen) {
+  const cuda::TargetTraits& target = cuda::target_traits("sm_90a");
+  const auto decode = [&](uint32_t rows, uint32_t k, uint32_t segments) {
+    GemmSpec s = projection(QuantType::q4_k, rows / segments, k);
+    for (uint32_t i = 1; i < segments; ++i) s.segments[i] = {QuantType::q6_k, rows / segments};
+    s.n_segments = segments;
+    return cuda::choose_gemm_tile(s, 8, target);
+  };
+  // Long turns: in kernels of one type alone.
+  EXPECT_EQ(decode(4096, 14336, 1).turn_slabs, 8u);
+  EXPECT_EQ(decode(4096, 14336, 2).turn_slabs, 4u);
+  // 14 warps that share; 16 of which four share, over a long K.
+  EXPECT_EQ(decode(12288, 4096, 1).sharers, 2u);
+  EXPECT_EQ(decode(14336, 4096, 1).sharers, 0u);
+  EXPECT_EQ(decode(28672, 4096, 1).shared_groups, 2u);
+  EXPECT_EQ(decode(28672, 5120, 1).shared_groups, 0u);
+}
+
 TEST(GemmChoice, what_cannot_be_is_an_error) {
   const GemmSpec o = projection(QuantType::q4_k, 4096, 4096);
   EXPECT_THROW(cuda::choose_gemm_tile(o, 4, cuda::target_traits("sm_90a")), Error);

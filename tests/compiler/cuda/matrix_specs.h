@@ -67,6 +67,7 @@ class MatrixSpecs {
     biased = qkv(type, type, 4096);
     biased.bias = 7;
     add_gemm("qkv_bias", biased);
+    add_decode(type, other);
     return take();
   }
 
@@ -188,11 +189,33 @@ class MatrixSpecs {
   }
   /// The classes that plans use (8, 64, 512, 2048), and 256, so that each width of tile is there.
   void add_gemm(const std::string& name, spec::GemmSpec math) {
-    math.tier = spec::Tier::mma;
     for (const uint32_t tokens : {8u, 64u, 256u, 512u, 2048u}) {
-      const spec::GemmSpec s = cuda::choose_gemm_tile(math, tokens, target_);
-      const spec::LaunchShape shape = launch_shape(s, 1);
-      add("gemm_" + name, s, shape.shared_bytes, shape.threads);
+      add_tile("gemm_" + name, math, tokens);
+    }
+  }
+  void add_tile(const std::string& name, spec::GemmSpec s, uint32_t tokens) {
+    s.tier = spec::Tier::mma;
+    s = cuda::choose_gemm_tile(s, tokens, target_);
+    const spec::LaunchShape shape = launch_shape(s, 1);
+    add(name, s, shape.shared_bytes, shape.threads);
+  }
+  /// Decode at as many rows as give blocks of 1 to 14 row groups and more, on both sides of each
+  /// length of K that the choice looks at, with every epilogue; and three segments of two types.
+  void add_decode(spec::QuantType type, spec::QuantType other) {
+    using enum spec::Epilogue;
+    for (const uint32_t k : {2048u, 4096u, 8192u}) {
+      for (const uint32_t rows : {4096u, 6144u, 12288u, 14336u, 28672u, 128256u}) {
+        spec::GemmSpec s{.segments = {{type, rows}}, .n_segments = 1, .k = k};
+        for (const spec::Epilogue epilogue : {store, residual, swiglu, gelu_glu}) {
+          s.epilogue = epilogue, s.bias = epilogue == residual ? 1 : 0;
+          add_tile("gemm_decode", s, 8);
+        }
+        add_tile("gemm_decode",
+                 {.segments = {{type, rows / 2}, {type, rows / 4}, {other, rows / 4}},
+                  .n_segments = 3,
+                  .k = k},
+                 8);
+      }
     }
   }
   void add_attention(spec::AttentionSpec s) {

@@ -50,7 +50,7 @@ inline std::vector<NamedSpec> sample_specs() {
     specs.push_back({"gemm_" + std::to_string(tokens), s, launch_shape(s, 1).shared_bytes});
   }
   GemmSpec turns = sample_gemm(8);
-  turns.stages = 2, turns.shared_groups = 2, turns.sharers = 4, turns.turn_slabs = 8;
+  turns.stages = 2, turns.shared_groups = 2, turns.sharers = 4, turns.turn_slabs = 4;
   turns.tile_cells = 2;
   specs.push_back({"gemm_8_turns", turns, launch_shape(turns, 1).shared_bytes});
   GemmSpec glu{.segments = {{QuantType::q4_k, 28672}},

@@ -16,7 +16,7 @@ constexpr GemmSpec quern_spec = {
     .stages = 2,
     .shared_groups = 2,
     .sharers = 4,
-    .turn_slabs = 8,
+    .turn_slabs = 4,
 };
 }  // namespace quern::spec
 
