@@ -15,7 +15,8 @@ namespace quern::test {
 inline void expect_refused_or_sound(const std::string& text) {
   try {
     const Plan plan = plan_from_json(text, "plan.json");
-    EXPECT_EQ(plan_to_json(plan), plan_to_json(plan_from_json(plan_to_json(plan), "plan.json")));
+    const std::string written = plan_to_json(plan);
+    EXPECT_EQ(written, plan_to_json(plan_from_json(written, "plan.json")));
     expect_no_overlap(plan);
     describe_plan(plan);
   } catch (const Error& error) {
