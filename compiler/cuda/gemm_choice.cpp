@@ -80,8 +80,9 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
 /// multiprocessors run in small blocks, several on a multiprocessor.
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
   const uint32_t groups = row_groups(s), share = std::max(1U, ceil_div(groups, multiprocessors));
-  // Blocks of more than eight warps are short of registers: only where the compiler is known to
-  // need no more (the matrix of kernels shows it), and not for short chains, which it unrolls.
+  // Blocks of more than eight warps are short of registers, and so are long turns: only where the
+  // compiler is known to need no more (the matrix of kernels shows it). It unrolls short chains,
+  // and keeps more for split groups of long ones.
   const bool roomy = target.compute_capability / 10 == 9;
   bool large_cells = s.k >= 2048, q6_k = false;
   for (uint32_t i = 0; i < s.n_segments; ++i) {

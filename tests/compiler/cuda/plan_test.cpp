@@ -453,12 +453,7 @@ TEST(CudaPlan, a_context_that_fits_is_found_and_one_more_does_not_fit) {
 std::string edited(const std::string& pointer, const Json& value) {
   Json json = Json::parse(plan_to_json(small_plan()));
   json.at(Json::json_pointer(pointer)) = value;
-  try {
-    plan_from_json(json.dump(), "plan.json");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
+  return test::refusal(json.dump());
 }
 
 TEST(CudaPlanJson, contradictions_are_refused_naming_the_field) {
@@ -517,17 +512,7 @@ TEST(CudaPlanJson, contradictions_are_refused_naming_the_field) {
 }
 
 TEST(CudaPlanJson, every_number_made_absurd_is_refused_or_makes_a_sound_plan) {
-  const Json json = Json::parse(plan_to_json(small_plan()));
-  const Json flat = json.flatten();
-  for (const auto& [pointer, value] : flat.items()) {
-    if (!value.is_number()) continue;
-    for (const Json& other : {Json(0), Json(0xffffffffu), Json(uint64_t{1} << 63), Json(1)}) {
-      Json changed = json;
-      changed.at(Json::json_pointer(pointer)) = other;
-      SCOPED_TRACE(pointer + " = " + other.dump());
-      test::expect_refused_or_sound(changed.dump());
-    }
-  }
+  test::expect_numbers_refused_or_sound(small_plan(), {0, 0xffffffffu, uint64_t{1} << 63, 1});
 }
 
 }  // namespace
