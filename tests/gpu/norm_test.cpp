@@ -112,6 +112,7 @@ TEST(Norm, values_past_the_f16_range_are_clamped_and_counted) {
   weights[3] = 1e6f, weights[9] = -1e6f;
   Array<float> x(values), weight(weights);
   Array<uint16_t> y(width * 8);
+  y.zero();
   Array<uint32_t> saturated(std::vector<uint32_t>{0});
   cuda::KernelArgs args = plain_args();
   args.buffers[0] = x.pointer();

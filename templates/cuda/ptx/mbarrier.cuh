@@ -6,10 +6,11 @@ namespace quern::ptx {
 
 using spec::u32;
 
-/// Waits for `threads` threads of the block at barrier `id` (0 is __syncthreads').
+/// Waits for `threads` threads of the block at barrier `id` (0 is __syncthreads'). Warps may come from different places of the
+/// code, hence not `bar.sync`: that one is aligned.
 template <u32 id, u32 threads>
 __device__ __forceinline__ void named_barrier() {
-  asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_init(u32 shared, u32 count) {
