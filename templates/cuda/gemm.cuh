@@ -11,6 +11,7 @@ template <spec::GemmSpec s>
 struct Kernel {
   static constexpr spec::LaunchShape shape = spec::launch_shape(s, 1);
   static constexpr u32 threads = shape.threads, min_blocks = shape.min_blocks;
+  static constexpr u32 slabs = (s.k + 63) / 64;
   static constexpr bool decode = s.tile_tokens == 8;
 
   static __device__ __forceinline__ void run(const KernelArgs& args) {
@@ -37,8 +38,9 @@ struct Kernel {
   }
 
   static __device__ __forceinline__ void run_decode(const KernelArgs& args, unsigned char* shared) {
-    constexpr u32 slabs = (s.k + 63) / 64, alone = s.tile_cells - s.shared_groups, sharers = s.sharers > 0 ? s.sharers : 1;
-    const u32 warp = threadIdx.x / 32, sharing = warp - alone;
+    constexpr u32 alone = s.tile_cells - s.shared_groups, sharers = s.sharers > 0 ? s.sharers : 1;
+    // From one lane, so that the compiler knows that a warp stays together.
+    const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), sharing = warp - alone;
     const bool is_alone = warp < alone;
     GemvWarp w{.x = reinterpret_cast<uint4*>(shared), .role = is_alone ? 0 : sharing % sharers, .lane = threadIdx.x % 32};
     w.ring = shared + slabs * 128 + warp * spec::gemv_ring_bytes(s);
@@ -66,14 +68,25 @@ struct Kernel {
   /// together: [slab][t][step][low, high]. All threads come here once.
   static __device__ __forceinline__ void get_x(const KernelArgs& args, uint4* shared) {
     ptx::follow_last_launch();
-    constexpr u32 pieces = (s.k + 63) / 64 * 8;
-    const uint4* x = static_cast<const uint4*>(args.buffers[0]);
-    u32* words = reinterpret_cast<u32*>(shared);
-#pragma unroll 8
-    for (u32 i = threadIdx.x; i < pieces; i += threads) {
-      const uint4 v = x[static_cast<size_t>(i / 8) * args.operand_rows * 8 + i % 8];
-      u32* to = words + i / 8 * 32 + i % 8;
-      to[0] = v.x, to[8] = v.y, to[16] = v.z, to[24] = v.w;
+    constexpr u32 pieces = slabs * 8, rounds = (pieces + threads - 1) / threads;
+    constexpr u32 most = threads > 256 ? 2 : 8, batch = rounds < most ? rounds : most;  // large blocks are short of registers
+    const uint4* x = static_cast<const uint4*>(args.buffers[0]) + threadIdx.x % 8;
+    u32* words = reinterpret_cast<u32*>(shared) + threadIdx.x % 8;
+#pragma unroll
+    for (u32 first = 0; first < rounds; first += batch) {
+      uint4 v[batch];  // all of them under way before the first is stored
+#pragma unroll
+      for (u32 i = 0; i < batch; ++i) {
+        const u32 piece = (first + i) * threads + threadIdx.x;
+        if (piece < pieces) v[i] = x[static_cast<size_t>(piece / 8) * args.operand_rows * 8];
+      }
+#pragma unroll
+      for (u32 i = 0; i < batch; ++i) {
+        const u32 piece = (first + i) * threads + threadIdx.x;
+        if (piece >= pieces) continue;
+        u32* to = words + piece / 8 * 32;
+        to[0] = v[i].x, to[8] = v[i].y, to[16] = v[i].z, to[24] = v[i].w;
+      }
     }
     ptx::named_barrier<1, threads>();
   }

@@ -39,8 +39,7 @@ struct GemmVector {
     float c[4] = {};
     bool last = true;
     if constexpr (sharers > 1) {
-      last = n_tokens == 1 ? take_turns<true>(args, ring, w, n_tokens, c, wait_for_x)
-                           : take_turns<false>(args, ring, w, n_tokens, c, wait_for_x);
+      last = take_turns(args, ring, w, n_tokens, c, wait_for_x);
     } else {
       wait_for_x();
       if (n_tokens == 1) {
@@ -58,7 +57,7 @@ struct GemmVector {
   struct Ring {
     const unsigned char* from;  ///< This lane's first 16 bytes of the cell to ask for next.
     const unsigned char* data;
-    u32 lane, to, next, slot = 0, fill = 0;
+    u32 lane, to, next, slot = 0;
 
     /// Asks for the first cells.
     __device__ __forceinline__ Ring(const KernelArgs& args, u32 group, const GemvWarp& w)
@@ -66,9 +65,9 @@ struct GemmVector {
       from = static_cast<const unsigned char*>(args.buffers[3 + segment]) +
              (static_cast<size_t>(group / 8) * cells * 8 + group % 8 + static_cast<size_t>(next) * 8) * bytes + lane * 16;
 #pragma unroll
-      for (u32 i = 0; i + 1 < depth; ++i) issue();
+      for (u32 i = 0; i + 1 < depth; ++i) issue(i);
     }
-    __device__ __forceinline__ void issue() {
+    __device__ __forceinline__ void issue(u32 fill) {
       if (next < cells) {
         const u32 at = to + fill * bytes;
 #pragma unroll
@@ -80,13 +79,12 @@ struct GemmVector {
       const u32 step = (next + 1) % turn_cells != 0 ? 1 : (sharers - 1) * turn_cells + 1;
       from += static_cast<size_t>(step) * 8 * bytes;
       next += step;
-      fill = fill + 1 == depth ? 0 : fill + 1;
     }
     /// The oldest cell; the slot of the one before it is asked to take another.
     __device__ __forceinline__ const unsigned char* wait() {
       ptx::cp_async_wait_group<depth - 2>();
       __syncwarp();
-      issue();
+      issue(slot == 0 ? depth - 1 : slot - 1);
       return data + slot * bytes;
     }
     __device__ __forceinline__ void release() {
@@ -150,48 +148,71 @@ struct GemmVector {
     }
   }
 
-  /// True for the warp whose turn was the last: it has the sums.
-  template <bool one_token, class WaitForX>
+  static constexpr u32 turn_slabs = turn_cells * planes, turns = (slabs + turn_slabs - 1) / turn_slabs;
+  using TurnFragments = Fragments[turn_slabs];
+
+  /// The weights of a turn, in registers.
+  static __device__ __forceinline__ void decode_turn(const KernelArgs& args, Ring& ring, const GemvWarp& w, u32 turn,
+                                                     TurnFragments& a) {
+    Scales scales;
+#pragma unroll
+    for (u32 i = 0; i < turn_cells; ++i) {
+      if (cells % turn_cells != 0 && turn * turn_cells + i >= cells) break;
+      const unsigned char* data = ring.wait();
+      scales.load(data, w.lane, args.weight_scale);
+#pragma unroll
+      for (u32 p = 0; p < planes; ++p) decode_plane<type>(data, scales, p, w.lane, args.weight_scale, a[i * planes + p]);
+      ring.release();
+    }
+  }
+
+  template <bool one_token>
+  static __device__ __forceinline__ void multiply_turn(const KernelArgs& args, const GemvWarp& w, u32 turn, u32 n_tokens,
+                                                       const TurnFragments& a, u32 phase, float (&c)[4]) {
+    constexpr u32 ahead = one_token ? 1 : 0;  // several tokens: registers are few
+    X<one_token> x[1 + ahead];
+    if (ahead != 0) x[0].load(args, w, turn * turn_slabs, n_tokens);
+    if (turn > 0) {
+      ptx::mbarrier_wait(w.turns + w.role * spec::gemv_turn_bytes, phase);
+      const float4 v = reinterpret_cast<const float4*>(w.sums)[w.role * 32 + w.lane];
+      c[0] = v.x, c[1] = v.y, c[2] = v.z, c[3] = v.w;
+    }
+#pragma unroll
+    for (u32 i = 0; i < turn_slabs; ++i) {
+      const u32 slab = turn * turn_slabs + i;
+      if (i + ahead < turn_slabs && inside(slab + ahead)) x[(i + ahead) & ahead].load(args, w, slab + ahead, n_tokens);
+      if (inside(slab)) chain(c, a[i], x[i & ahead]);
+    }
+  }
+
+  /// True for the warp whose turn was the last: it has the sums. A round of the loop multiplies what the round before decoded:
+  /// within one round the compiler puts the decoding off until the turn has come.
+  template <class WaitForX>
   static __device__ __forceinline__ bool take_turns(const KernelArgs& args, Ring& ring, const GemvWarp& w, u32 n_tokens,
                                                     float (&c)[4], const WaitForX& wait_for_x) {
-    constexpr u32 turn_slabs = turn_cells * planes, turns = (slabs + turn_slabs - 1) / turn_slabs;
     static_assert(s.turn_slabs % planes == 0, "a turn is whole cells");
     const u32 after = w.role + 1 == sharers ? 0 : w.role + 1;
-    float4* sums = reinterpret_cast<float4*>(w.sums) + w.lane;
-    Scales scales;
-    bool has_x = false;
-    u32 phase = 0;
-    for (u32 turn = w.role; turn < turns; turn += sharers) {
-      Fragments a[turn_slabs];
-#pragma unroll
-      for (u32 i = 0; i < turn_cells; ++i) {
-        if (cells % turn_cells != 0 && turn * turn_cells + i >= cells) break;
-        const unsigned char* data = ring.wait();
-        scales.load(data, w.lane, args.weight_scale);
-#pragma unroll
-        for (u32 p = 0; p < planes; ++p) decode_plane<type>(data, scales, p, w.lane, args.weight_scale, a[i * planes + p]);
-        ring.release();
+    TurnFragments a;
+    u32 turn = w.role, phase = 0;
+    bool decoded = false, has_x = false;
+#pragma unroll 1
+    while (true) {
+      if (decoded) {
+        if (!has_x) wait_for_x(), has_x = true;
+        if (n_tokens == 1) {
+          multiply_turn<true>(args, w, turn, n_tokens, a, phase, c);
+        } else {
+          multiply_turn<false>(args, w, turn, n_tokens, a, phase, c);
+        }
+        if (turn > 0) phase ^= 1;
+        if (turn + 1 == turns) return true;
+        reinterpret_cast<float4*>(w.sums)[after * 32 + w.lane] = make_float4(c[0], c[1], c[2], c[3]);
+        ptx::mbarrier_arrive_warp(w.turns + after * spec::gemv_turn_bytes, w.lane);
+        turn += sharers;
       }
-      if (!has_x) wait_for_x(), has_x = true;
-      constexpr u32 ahead = one_token ? 1 : 0;  // several tokens: registers are few
-      X<one_token> x[1 + ahead];
-      if (ahead != 0) x[0].load(args, w, turn * turn_slabs, n_tokens);
-      if (turn > 0) {
-        ptx::mbarrier_wait(w.turns + w.role * spec::gemv_turn_bytes, phase);
-        phase ^= 1;
-        const float4 v = sums[w.role * 32];
-        c[0] = v.x, c[1] = v.y, c[2] = v.z, c[3] = v.w;
-      }
-#pragma unroll
-      for (u32 i = 0; i < turn_slabs; ++i) {
-        const u32 slab = turn * turn_slabs + i;
-        if (i + ahead < turn_slabs && inside(slab + ahead)) x[(i + ahead) & ahead].load(args, w, slab + ahead, n_tokens);
-        if (inside(slab)) chain(c, a[i], x[i & ahead]);
-      }
-      if (turn + 1 == turns) return true;
-      sums[after * 32] = make_float4(c[0], c[1], c[2], c[3]);
-      __syncwarp();
-      if (w.lane == 0) ptx::mbarrier_arrive(w.turns + after * spec::gemv_turn_bytes);
+      if (turn >= turns) break;
+      decode_turn(args, ring, w, turn, a);
+      decoded = true;
     }
     if (!has_x) wait_for_x();  // a short K: no turn was left
     return false;

@@ -19,6 +19,11 @@ __device__ __forceinline__ void mbarrier_init(u32 shared, u32 count) {
 __device__ __forceinline__ void mbarrier_arrive(u32 shared) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared) : "memory");
 }
+/// Arrives for a warp and all that its lanes did, at a barrier that counts warps.
+__device__ __forceinline__ void mbarrier_arrive_warp(u32 shared, u32 lane) {
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared);
+}
 /// Waits for the phase of this parity to complete; where the hardware can, asleep.
 __device__ __forceinline__ void mbarrier_wait(u32 shared, u32 parity) {
 #if __CUDA_ARCH__ >= 900
