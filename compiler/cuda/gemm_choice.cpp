@@ -74,32 +74,44 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
   s.turn_slabs = turn_slabs;
 }
 
+/// What the registers allow; the matrix of kernels shows it.
+struct DecodeRoom {
+  bool long_turns, twelve_warps, sixteen_warps;
+};
+
+DecodeRoom decode_room(const spec::GemmSpec& s, const TargetTraits& target) {
+  bool large_cells = true;
+  for (uint32_t i = 0; i < s.n_segments; ++i) {
+    large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
+  }
+  const bool roomy = target.compute_capability / 10 == 9;
+  return {roomy && large_cells, roomy, roomy && s.k <= 8192 && (s.n_segments == 1 || large_cells)};
+}
+
+/// Warps that share each row group of a block that has so many.
+uint32_t sharers_of(uint32_t row_groups, const DecodeRoom& room) {
+  if (row_groups <= 2) return 4;
+  if (!room.twelve_warps) return row_groups <= 4 ? 2 : 0;
+  if (row_groups == 3) return 4;
+  if (row_groups == 4 || (row_groups == 5 && room.sixteen_warps)) return 3;
+  return row_groups <= 6 ? 2 : 0;
+}
+
 /// Measured on an H200 (docs/measurements-gpu.md): one block a multiprocessor, and its warps spread
 /// evenly over the four sub-cores. With few row groups there, several warps share each and take
 /// turns; with many, each has a warp and the odd one or two are halved. Far more groups than
 /// multiprocessors run in small blocks, several on a multiprocessor.
 void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& why) {
   const uint32_t groups = row_groups(s), share = std::max(1U, ceil_div(groups, multiprocessors));
-  // Blocks of more than eight warps are short of registers, and so are long turns: only where the
-  // compiler is known to need no more (the matrix of kernels shows it). It unrolls short chains,
-  // and keeps more for split groups of long ones.
-  const bool roomy = target.compute_capability / 10 == 9;
-  bool large_cells = s.k >= 2048, q6_k = false;
-  for (uint32_t i = 0; i < s.n_segments; ++i) {
-    large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
-    q6_k |= s.segments[i].type == spec::QuantType::q6_k;
-  }
+  const DecodeRoom room = decode_room(s, target);
   s.tile_tokens = 8;
   s.shared_groups = s.sharers = s.turn_slabs = 0;
   s.tile_cells = share > 2 * most_groups ? 8 : ceil_div(share, ceil_div(share, most_groups));
-  if (s.tile_cells <= 2) {
-    share_groups(s, s.tile_cells, 4, roomy && s.k >= 8192 && s.n_segments == 1 ? 8 : 4);
-  } else if (s.tile_cells == 3 && roomy && large_cells) {
-    share_groups(s, s.tile_cells, 4, 4);
-  } else if (share <= most_groups && s.tile_cells <= (roomy && s.n_segments == 1 ? 6U : 4U)) {
-    share_groups(s, s.tile_cells, 2, 4);
-  } else if (roomy && !q6_k && s.k <= 4096 && s.tile_cells > 8 && s.tile_cells % 4 <= 2) {
+  if (s.tile_cells > 8 && s.tile_cells % 4 <= 2 && room.sixteen_warps) {
     share_groups(s, s.tile_cells % 4, 2, 4);
+  } else {
+    const bool long_turns = s.tile_cells <= 2 && s.k > 8192 && room.long_turns;
+    share_groups(s, s.tile_cells, sharers_of(s.tile_cells, room), long_turns ? 8 : 4);
   }
   s.stages = 2;
   for (uint32_t i = 0; i < s.n_segments; ++i) {

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+#include <tuple>
+
 #include "compiler/cuda/gemm_choice.h"
 #include "models/error.h"
 
@@ -82,22 +85,53 @@ TEST(GemmChoice, tiles_whose_kernels_spill_registers_are_not_chosen) {
   }
 }
 
+/// What was fastest on the card (docs/measurements-gpu.md); elsewhere what does not spill.
+TEST(GemmChoice, decode_blocks_share_row_groups_as_measured) {
+  struct Case {
+    const char* target;
+    uint32_t rows, k, cells, shared_groups, sharers, turn_slabs;
+  };
+  for (const Case& c : std::initializer_list<Case>{{"sm_90a", 2048, 4096, 1, 1, 4, 4},
+                                                   {"sm_90a", 4096, 8192, 2, 2, 4, 4},
+                                                   {"sm_90a", 4096, 14336, 2, 2, 4, 8},
+                                                   {"sm_90a", 6144, 4096, 3, 3, 4, 4},
+                                                   {"sm_90a", 8192, 14336, 4, 4, 3, 4},
+                                                   {"sm_90a", 10240, 8192, 5, 5, 3, 4},
+                                                   {"sm_90a", 12288, 4096, 6, 6, 2, 4},
+                                                   {"sm_90a", 14336, 4096, 7, 0, 0, 0},
+                                                   {"sm_90a", 16384, 4096, 8, 0, 0, 0},
+                                                   {"sm_90a", 19200, 4096, 10, 2, 2, 4},
+                                                   {"sm_90a", 28672, 8192, 14, 2, 2, 4},
+                                                   {"sm_90a", 128256, 4096, 8, 0, 0, 0},
+                                                   {"sm_80", 4096, 14336, 2, 2, 4, 4},
+                                                   {"sm_89", 6144, 4096, 3, 3, 2, 4},
+                                                   {"sm_120", 8192, 4096, 4, 4, 2, 4},
+                                                   {"sm_80", 10240, 4096, 5, 0, 0, 0},
+                                                   {"sm_89", 28672, 4096, 14, 0, 0, 0}}) {
+    const GemmSpec s = cuda::choose_gemm_tile(projection(QuantType::q4_k, c.rows, c.k), 8,
+                                              cuda::target_traits(c.target));
+    EXPECT_EQ(std::tuple(s.tile_cells, s.shared_groups, s.sharers, s.turn_slabs),
+              std::tuple(c.cells, c.shared_groups, c.sharers, c.turn_slabs))
+        << c.target << ": " << c.rows << " x " << c.k;
+  }
+}
+
 TEST(GemmChoice, decode_kernels_that_spill_registers_are_not_chosen) {
   const cuda::TargetTraits& target = cuda::target_traits("sm_90a");
-  const auto decode = [&](uint32_t rows, uint32_t k, uint32_t segments) {
-    GemmSpec s = projection(QuantType::q4_k, rows / segments, k);
+  const auto decode = [&](QuantType type, uint32_t rows, uint32_t k, uint32_t segments = 1) {
+    GemmSpec s = projection(type, rows / segments, k);
     for (uint32_t i = 1; i < segments; ++i) s.segments[i] = {QuantType::q6_k, rows / segments};
     s.n_segments = segments;
     return cuda::choose_gemm_tile(s, 8, target);
   };
-  // Long turns: in kernels of one type alone.
-  EXPECT_EQ(decode(4096, 14336, 1).turn_slabs, 8u);
-  EXPECT_EQ(decode(4096, 14336, 2).turn_slabs, 4u);
-  // 14 warps that share; 16 of which four share, over a long K.
-  EXPECT_EQ(decode(12288, 4096, 1).sharers, 2u);
-  EXPECT_EQ(decode(14336, 4096, 1).sharers, 0u);
-  EXPECT_EQ(decode(28672, 4096, 1).shared_groups, 2u);
-  EXPECT_EQ(decode(28672, 5120, 1).shared_groups, 0u);
+  // Long turns of small cells.
+  EXPECT_EQ(decode(QuantType::q8_0, 4096, 14336).turn_slabs, 4u);
+  // More than twelve warps: over a long K, and with small cells beside others.
+  EXPECT_EQ(decode(QuantType::q6_k, 28672, 16384).shared_groups, 0u);
+  EXPECT_EQ(decode(QuantType::q8_0, 28672, 4096).shared_groups, 2u);
+  EXPECT_EQ(decode(QuantType::q8_0, 28672, 4096, 2).shared_groups, 0u);
+  EXPECT_EQ(decode(QuantType::q4_k, 10240, 8192, 2).sharers, 3u);
+  EXPECT_EQ(decode(QuantType::q4_0, 10240, 8192, 2).sharers, 2u);
 }
 
 TEST(GemmChoice, what_cannot_be_is_an_error) {
