@@ -72,10 +72,10 @@ class GemmCase {
     operand_.emplace(make_operand(x_, p_.tokens, p_.k, operand_rows_));
   }
 
-  std::vector<float> run(const Tile& tile, const CompiledKernel* mutant = nullptr) {
+  std::vector<float> run(const Tile& tile, const CompiledKernel* variant = nullptr) {
     const GemmSpec s = spec_of(p_, tile);
     const spec::LaunchShape shape = launch_shape(s, p_.tokens);
-    Kernel kernel(mutant != nullptr ? *mutant : compiled(s), shape);
+    Kernel kernel(variant != nullptr ? *variant : compiled(s), shape);
     Array<float> y(static_cast<size_t>(p_.tokens) * rows_);
     y.poison();
     cuda::KernelArgs args = plain_args();
@@ -204,18 +204,23 @@ struct NamedTile {
   Tile tile;
 };
 
-/// Each kernel in a case of its own, small enough for compute-sanitizer.
+/// Segments of four types. Small enough for compute-sanitizer.
+Problem four_types(uint32_t k, uint32_t tokens) {
+  return {.segments = {{spec::QuantType::q4_k, 256},
+                       {spec::QuantType::q8_0, 100},
+                       {spec::QuantType::q5_k, 40},
+                       {spec::QuantType::q6_k, 128}},
+          .k = k,
+          .tokens = tokens};
+}
+
+/// Each kernel in a case of its own.
 class GemmTile : public testing::TestWithParam<NamedTile> {};
 
 TEST_P(GemmTile, segments_of_different_types_lie_side_by_side) {
   QUERN_NEED_GPU();
   const Tile &tile = GetParam().tile, other{64, 8, 4};
-  const Problem problem{.segments = {{spec::QuantType::q4_k, 256},
-                                     {spec::QuantType::q8_0, 100},
-                                     {spec::QuantType::q5_k, 40},
-                                     {spec::QuantType::q6_k, 128}},
-                        .k = 512,
-                        .tokens = tile.tokens == 8 ? 3u : 70u};
+  const Problem problem = four_types(512, tile.tokens == 8 ? 3 : 70);
   precompile({spec_of(problem, tile), spec_of(problem, other)});
   GemmCase c(problem);
   const std::vector<float> out = c.run(tile);
@@ -229,6 +234,34 @@ INSTANTIATE_TEST_SUITE_P(All, GemmTile,
                                          NamedTile{"tile_256", {256, 8, 2}},
                                          NamedTile{"one_warp", {8, 7, 3}},
                                          NamedTile{"turns", {8, 2, 2, 2, 4, 4}},
+                                         NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
+                                         NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
+                         [](const auto& tile) { return tile.param.name; });
+
+/// Kernels whose warps take turns. racecheck follows a barrier only where every thread arrives for
+/// itself, so this is what it is shown of them: the same kernel, in which all lanes arrive where
+/// one arrives for its warp.
+class GemmTurns : public testing::TestWithParam<NamedTile> {};
+
+TEST_P(GemmTurns, bits_are_the_same_where_every_lane_arrives_for_itself) {
+  QUERN_NEED_GPU();
+  constexpr TextChange every_lane[] = {
+      {"if (lane == 0) mbarrier_arrive", "mbarrier_arrive"},
+      {R"("r"(shared), "r"(count))", R"("r"(shared), "r"(count * 32))"}};
+  const Tile& tile = GetParam().tile;
+  for (const uint32_t tokens : {1u, 3u}) {
+    const Problem problem = four_types(1024, tokens);
+    const CompiledKernel variant =
+        compile_variant(spec_of(problem, tile), "templates/cuda/ptx/mbarrier.cuh", every_lane);
+    GemmCase c(problem);
+    const std::vector<float> out = c.run(tile, &variant);
+    EXPECT_LT(c.error(out), 2e-5);
+    EXPECT_EQ(std::memcmp(out.data(), c.run({64, 8, 4}).data(), out.size() * 4), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GemmTurns,
+                         testing::Values(NamedTile{"turns", {8, 2, 2, 2, 4, 4}},
                                          NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
                                          NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
                          [](const auto& tile) { return tile.param.name; });

@@ -33,7 +33,7 @@ def parse_options(arguments):
         left_out = ONLY_WHEN_NAMED + (NOT_IN_QUICK if options.quick else [])
         options.stages = [name for name in STAGES if name not in left_out]
     if options.limit is None:
-        options.limit = 200.0 if options.quick else 300.0
+        options.limit = 200.0 if options.quick else 480.0
     return options
 
 

@@ -9,8 +9,9 @@ import tempfile
 import gpu_check_parse as parse
 
 # compute-sanitizer: every kernel family in small cases. racecheck is slow, and synccheck follows a
-# limited number of barriers: they have fewer cases. racecheck does not follow the barriers of
-# decode kernels whose warps take turns: it runs without them, so without a model.
+# limited number of barriers: they have fewer cases. racecheck does not follow barriers at which a
+# lane arrives for its warp, as in decode kernels whose warps take turns: it sees those with every
+# lane arriving (GemmTurns), and no model.
 SANITIZED = ("*Flash*/0:*Flash*/1:*Flash*/2:*Flash*/7:*Flash*/11:*Wave*/1:*QkvPost*:*Norm*:Gather*:"
              "Add*:*EmbedType*/9:*GemmTile*:*Glu*:Store*:*SelectVocabulary*/3-*Mutants*")
 SANITIZED_FEW = ("*Flash*/0:*Flash*/2:*Wave*/0:*GemmTile*:*QkvPost*/qwen3:*NormWidth*/0:"
@@ -19,7 +20,7 @@ SANITIZED_MODEL = "*GpuModelTest.logits*/llama"
 SANITIZERS = {
     "memcheck": (SANITIZED, True, []),
     "initcheck": (SANITIZED, True, []),
-    "racecheck": (f"{SANITIZED_FEW}-*GemmTile*turns:*GemmTile*shared", False, []),
+    "racecheck": (f"{SANITIZED_FEW}:*GemmTurns*-*GemmTile*turns:*GemmTile*shared", False, []),
     "synccheck": (SANITIZED_FEW, True, ["--num-cuda-barriers", "65536"]),
 }
 REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -259,8 +260,8 @@ STAGES = {
     "speed": (speed, 60),
     "memcheck": (sanitizer, 70),
     "initcheck": (sanitizer, 70),
-    "racecheck": (sanitizer, 45),
-    "synccheck": (sanitizer, 40),
+    "racecheck": (sanitizer, 90),
+    "synccheck": (sanitizer, 150),
     "kernel_speed": (kernel_speed, 180),
 }
 NOT_IN_QUICK = [*SANITIZERS]

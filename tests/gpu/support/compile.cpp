@@ -98,17 +98,18 @@ void precompile(const std::vector<spec::AnySpec>& specs) {
   });
 }
 
-CompiledKernel compile_mutant(const spec::AnySpec& spec, std::string_view header,
-                              std::string_view from, std::string_view to) {
+CompiledKernel compile_variant(const spec::AnySpec& spec, std::string_view header,
+                               std::span<const TextChange> changes) {
   const Target target = this_target();
   const std::string source = cuda::emit_source(spec);
   std::vector<std::string> names = cuda::header_closure(source), texts;
   for (const std::string& name : names) {
     std::string text(cuda::header_text(name));
-    if (name == header) {
-      const size_t at = text.find(from);
-      EXPECT_NE(at, std::string::npos) << header << " has no \"" << from << "\" to change";
-      if (at != std::string::npos) text.replace(at, from.size(), to);
+    for (const TextChange& change : changes) {
+      if (name != header) break;
+      const size_t at = text.find(change.from);
+      EXPECT_NE(at, std::string::npos) << header << " has no \"" << change.from << "\" to change";
+      if (at != std::string::npos) text.replace(at, change.from.size(), change.to);
     }
     texts.push_back(std::move(text));
   }
@@ -123,11 +124,17 @@ CompiledKernel compile_mutant(const spec::AnySpec& spec, std::string_view header
     options.assign(std::istream_iterator<std::string>(words), {});
   }
   cuda::Nvrtc::Result result =
-      cuda::Nvrtc::get().compile(source, "mutant.cu", headers, options, false);
+      cuda::Nvrtc::get().compile(source, "variant.cu", headers, options, false);
   EXPECT_TRUE(result.ok) << result.log;
   kernel.symbol = "quern_kernel";
   kernel.code = std::move(result.cubin);
   return kernel;
+}
+
+CompiledKernel compile_mutant(const spec::AnySpec& spec, std::string_view header,
+                              std::string_view from, std::string_view to) {
+  const TextChange change{from, to};
+  return compile_variant(spec, header, {&change, 1});
 }
 
 }  // namespace quern::test

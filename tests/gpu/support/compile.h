@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +21,16 @@ void precompile(const std::vector<spec::AnySpec>& specs);
 /// A spec compiled for this GPU, strictly (no spills), once a program.
 const CompiledKernel& compiled(const spec::AnySpec& spec);
 
-/// A deliberately wrong variant: the spec's kernel with `from` replaced by `to` in an embedded
-/// header. Fails the test where the header has no such text.
+struct TextChange {
+  std::string_view from, to;
+};
+
+/// The spec's kernel with the first `from` of each change replaced in an embedded header. Fails the
+/// test where the header has no such text.
+CompiledKernel compile_variant(const spec::AnySpec& spec, std::string_view header,
+                               std::span<const TextChange> changes);
+
+/// A deliberately wrong variant.
 CompiledKernel compile_mutant(const spec::AnySpec& spec, std::string_view header,
                               std::string_view from, std::string_view to);
 
