@@ -1,8 +1,10 @@
 """Times the launches of one token of Llama-3.1-8B (Q4_K_M mix, random weights) from the templates of this checkout, without
 the engine: NVRTC, one graph with early begin, kernels cut as named. For trying how decode kernels are cut.
 
-usage: decode_layers.py [NAME=CELLS,STAGES,SHARED_GROUPS,SHARERS,TURN_SLABS ...] [skip=norm,qkv_post,attention]
-NAME is qkv, o, gate_up, down or head. Needs a GPU of sm_90, PyTorch and libnvrtc.so.13 where the loader finds them.
+usage: decode_layers.py [NAME=CUT ...] [skip=norm,qkv_post,attention]
+       decode_layers.py KIND:ROWSxK=CUT ...     one projection alone (epilogue store), each cut of it
+NAME is qkv, o, gate_up, down or head; CUT is CELLS,STAGES,SHARED_GROUPS,SHARERS,TURN_SLABS; KIND is q4_k or q6_k. Needs a GPU of
+sm_90, PyTorch and libnvrtc.so.13 where the loader finds them.
 """
 
 import ctypes as c
@@ -132,17 +134,22 @@ SMALL = {
         "kv": "KvType::f16", "block_keys": 128, "segment_keys": 1024, "tier": "Tier::mma", "decode": 1})}
 
 
-class Token:
-    """The launches of one token at position 100."""
+def zeros(n, dtype=torch.float32):
+    return torch.zeros(n, dtype=dtype, device="cuda")
 
-    def __init__(self, cuts, skip):
-        zeros = lambda n, dtype=torch.float32: torch.zeros(n, dtype=dtype, device="cuda")
-        half = torch.float16
+
+class Launches:
+    """Launches one after the other, at position 100."""
+
+    def __init__(self, skip=()):
         torch.manual_seed(1)
         self.start, self.launches = torch.randn(WIDTH, device="cuda"), []
         self.h, self.logits = self.start.clone(), zeros(VOCABULARY)
         self.state = torch.tensor([1, 100, 1, 0], dtype=torch.int32, device="cuda")
         self.saturated, self.skip = zeros(4, torch.int32), skip
+
+    def add_token(self, cuts):
+        half = torch.float16
         norm_weight, x, gated, heads = torch.rand(WIDTH, device="cuda") + 0.5, zeros(64 * WIDTH, half), zeros(
             64 * FF, half), zeros(64 * WIDTH, half)
         qkv, queries, rope = zeros(6144), zeros(WIDTH, half), torch.rand(KV_ROWS * 128, device="cuda")
@@ -174,6 +181,12 @@ class Token:
         self.add("norm", norm, self.h, norm_weight, x)
         self.add("head", gemm([("q6_k", VOCABULARY)], WIDTH, "store", cuts["head"]), x, self.logits, None,
                  cells("q6_k", VOCABULARY, WIDTH))
+
+    def add_projection(self, kind, rows, k, cut):
+        weights, x = cells(kind, rows, k), torch.randn(64 * k, device="cuda").to(torch.float16)
+        kernel, y = gemm([(kind, rows)], k, "store", cut), zeros(rows)
+        for _ in range(max(2, (512 << 20) // weights.nbytes)):
+            self.add("projection", kernel, x, y, None, weights.clone())
 
     def add(self, name, kernel, *buffers):
         if name in self.skip:
@@ -210,16 +223,28 @@ class Token:
 
 
 def main():
-    cuts, skip = dict(CUTS), set()
+    cuts, skip, projections = dict(CUTS), set(), []
     for argument in sys.argv[1:]:
         name, value = argument.split("=")
         if name == "skip":
             skip = set(value.split(","))
+        elif ":" in name:
+            kind, shape = name.split(":")
+            projections.append((kind, *map(int, shape.split("x")), tuple(map(int, value.split(",")))))
         else:
             cuts[name] = tuple(int(v) for v in value.split(","))
     torch.zeros(1, device="cuda")  # makes the context
-    token, stream = Token(cuts, skip), c.c_void_p()
+    stream = c.c_void_p()
     check(cuda.cuStreamCreate(c.byref(stream), 1), "cuStreamCreate")
+    for projection in projections:
+        launches = Launches()
+        launches.add_projection(*projection)
+        us, n = launches.time(stream)
+        print(f"{projection}: {us / n:.2f} us a launch, one after the other")
+    if projections:
+        return
+    token = Launches(skip)
+    token.add_token(cuts)
     for name in dict.fromkeys(launch[0] for launch in token.launches):
         us, n = token.time(stream, name)
         print(f"{name:10} {us / n:8.2f} us a launch, one after the other")
