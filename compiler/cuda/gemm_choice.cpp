@@ -68,7 +68,7 @@ bool fit_decode(spec::GemmSpec& s, uint32_t limit) {
 /// turns.
 void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_slabs) {
   const uint32_t turns = ceil_div(ceil_div(s.k, 64), turn_slabs);
-  if (turns < 2 || n < 2) return;
+  if (groups == 0 || turns < 2 || n < 2) return;
   s.shared_groups = groups;
   s.sharers = std::min(n, turns);
   s.turn_slabs = turn_slabs;

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <tuple>
 
+#include "compiler/arguments.h"
 #include "compiler/cuda/gemm_choice.h"
 #include "models/error.h"
 
@@ -39,6 +40,27 @@ TEST(GemmChoice, every_choice_fits_its_target_and_leaves_the_mathematics) {
           EXPECT_FALSE(reason.empty());
           EXPECT_EQ(s.segments[0].rows, rows);
           EXPECT_EQ(s.k, k);
+        }
+      }
+    }
+  }
+}
+
+/// Blocks of every size that the choice knows, from one row group to far more than it may have.
+TEST(GemmChoice, every_choice_is_one_that_a_plan_may_have) {
+  for (const cuda::TargetTraits& target : cuda::target_table()) {
+    for (const QuantType type : {QuantType::q4_k, QuantType::q6_k, QuantType::q8_0}) {
+      for (uint32_t share = 1; share <= 60; ++share) {
+        for (const uint32_t k : {64u, 256u, 576u, 2048u, 4096u, 8192u, 16384u}) {
+          if (k % spec::gpu_cell_k(type) != 0) continue;
+          for (const uint32_t tokens : {8u, 512u}) {
+            GemmSpec s = projection(type, share * 132 * 16, k);
+            EXPECT_NO_THROW(check_spec(cuda::choose_gemm_tile(s, tokens, target), "one segment"))
+                << target.name << ", " << share << " row groups a multiprocessor, K " << k;
+            s.segments[1] = {QuantType::q8_0, 256}, s.n_segments = 2;
+            EXPECT_NO_THROW(check_spec(cuda::choose_gemm_tile(s, tokens, target), "two segments"))
+                << target.name << ", " << share << " row groups a multiprocessor, K " << k;
+          }
         }
       }
     }
@@ -101,6 +123,7 @@ TEST(GemmChoice, decode_blocks_share_row_groups_as_measured) {
                                                    {"sm_90a", 14336, 4096, 7, 0, 0, 0},
                                                    {"sm_90a", 16384, 4096, 8, 0, 0, 0},
                                                    {"sm_90a", 19200, 4096, 10, 2, 2, 4},
+                                                   {"sm_90a", 25344, 4096, 12, 0, 0, 0},
                                                    {"sm_90a", 28672, 8192, 14, 2, 2, 4},
                                                    {"sm_90a", 128256, 4096, 8, 0, 0, 0},
                                                    {"sm_80", 4096, 14336, 2, 2, 4, 4},

@@ -204,7 +204,8 @@ class MatrixSpecs {
   void add_decode(spec::QuantType type, spec::QuantType other) {
     using enum spec::Epilogue;
     for (const uint32_t k : {2048u, 4096u, 8192u, 16384u}) {
-      for (const uint32_t rows : {4096u, 6144u, 8192u, 10240u, 12288u, 14336u, 28672u, 128256u}) {
+      for (const uint32_t rows :
+           {4096u, 6144u, 8192u, 10240u, 12288u, 14336u, 24576u, 28672u, 128256u}) {
         spec::GemmSpec s{.segments = {{type, rows}}, .n_segments = 1, .k = k};
         for (const spec::Epilogue epilogue : {store, residual, swiglu, gelu_glu}) {
           s.epilogue = epilogue, s.bias = epilogue == residual ? 1 : 0;
