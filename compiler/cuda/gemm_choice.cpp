@@ -74,9 +74,10 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
   s.turn_slabs = turn_slabs;
 }
 
-/// What the registers allow; the matrix of kernels shows it.
+/// What the registers allow; the matrix of kernels shows it. Blocks have at most eight warps unless
+/// said otherwise.
 struct DecodeRoom {
-  bool long_turns, twelve_warps, sixteen_warps;
+  bool long_turns, twelve_warps, more_warps;
 };
 
 DecodeRoom decode_room(const spec::GemmSpec& s, const TargetTraits& target) {
@@ -85,7 +86,7 @@ DecodeRoom decode_room(const spec::GemmSpec& s, const TargetTraits& target) {
     large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
   }
   const bool roomy = target.compute_capability / 10 == 9;
-  return {roomy && large_cells, roomy, roomy && s.k <= 8192 && (s.n_segments == 1 || large_cells)};
+  return {roomy && large_cells, roomy, roomy && s.k <= 8192 && s.n_segments == 1};
 }
 
 /// Warps that share each row group of a block that has so many.
@@ -93,7 +94,7 @@ uint32_t sharers_of(uint32_t row_groups, const DecodeRoom& room) {
   if (row_groups <= 2) return 4;
   if (!room.twelve_warps) return row_groups <= 4 ? 2 : 0;
   if (row_groups == 3) return 4;
-  if (row_groups == 4 || (row_groups == 5 && room.sixteen_warps)) return 3;
+  if (row_groups == 4 || (row_groups == 5 && room.more_warps)) return 3;
   return row_groups <= 6 ? 2 : 0;
 }
 
@@ -107,7 +108,7 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
   s.tile_tokens = 8;
   s.shared_groups = s.sharers = s.turn_slabs = 0;
   s.tile_cells = share > 2 * most_groups ? 8 : ceil_div(share, ceil_div(share, most_groups));
-  if (s.tile_cells > 8 && s.tile_cells % 4 <= 2 && room.sixteen_warps) {
+  if (s.tile_cells > 8 && s.tile_cells % 4 <= 2 && room.more_warps) {
     share_groups(s, s.tile_cells % 4, 2, 4);
   } else {
     const bool long_turns = s.tile_cells <= 2 && s.k > 8192 && room.long_turns;

@@ -15,8 +15,11 @@ namespace {
 using spec::LaunchShape;
 
 constexpr uint32_t threads_of_rows = 256;
-/// Of the 228 KiB that a multiprocessor of sm_90 has.
-constexpr uint32_t more_than_half_of_shared_bytes = 115 << 10;
+/// Dynamic shared memory that no two blocks of a multiprocessor can have: it has 1 KiB more than a
+/// block may ask for, and keeps 1 KiB of each block's.
+uint32_t more_than_half_of_shared_bytes(const TargetTraits& target) {
+  return target.shared_bytes_block / 2 + 1536;
+}
 
 /// Finds the shape of each family; whatever has no overload of its own has no kernel.
 struct Shape {
@@ -38,8 +41,9 @@ struct Shape {
     LaunchShape shape = spec::launch_shape(s, rows);
     // A decode kernel that may begin early must not put two blocks on a multiprocessor that is
     // still half taken: its slowest block is what the next launch waits for.
-    if (s.shared_groups > 0 && target_traits(plan.target.name).compute_capability >= 90) {
-      shape.shared_bytes = std::max(shape.shared_bytes, more_than_half_of_shared_bytes);
+    const TargetTraits& target = target_traits(plan.target.name);
+    if (s.shared_groups > 0 && target.compute_capability >= 90) {
+      shape.shared_bytes = std::max(shape.shared_bytes, more_than_half_of_shared_bytes(target));
     }
     return shape;
   }

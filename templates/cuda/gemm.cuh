@@ -68,13 +68,14 @@ struct Kernel {
   /// together: [slab][t][step][low, high]. All threads come here once.
   static __device__ __forceinline__ void get_x(const KernelArgs& args, uint4* shared) {
     ptx::follow_last_launch();
-    constexpr u32 pieces = slabs * 8, rounds = (pieces + threads - 1) / threads;
-    constexpr u32 most = threads > 256 ? 2 : 8, batch = rounds < most ? rounds : most;  // large blocks are short of registers
+    // Large blocks are short of registers.
+    constexpr u32 pieces = slabs * 8, rounds = (pieces + threads - 1) / threads, most = threads > 256 ? 2 : 8;
+    constexpr u32 batch = rounds < most ? rounds : most;
     const uint4* x = static_cast<const uint4*>(args.buffers[0]) + threadIdx.x % 8;
     u32* words = reinterpret_cast<u32*>(shared) + threadIdx.x % 8;
 #pragma unroll
     for (u32 first = 0; first < rounds; first += batch) {
-      uint4 v[batch];  // all of them under way before the first is stored
+      uint4 v[batch];  // under way together: none waits for another to be stored
 #pragma unroll
       for (u32 i = 0; i < batch; ++i) {
         const u32 piece = (first + i) * threads + threadIdx.x;

@@ -250,7 +250,7 @@ TEST_P(GemmTurns, bits_are_the_same_where_every_lane_arrives_for_itself) {
       {R"("r"(shared), "r"(count))", R"("r"(shared), "r"(count * 32))"}};
   const Tile& tile = GetParam().tile;
   for (const uint32_t tokens : {1u, 3u}) {
-    const Problem problem = four_types(1024, tokens);
+    const Problem problem = four_types(2048, tokens);
     const CompiledKernel variant =
         compile_variant(spec_of(problem, tile), "templates/cuda/ptx/mbarrier.cuh", every_lane);
     GemmCase c(problem);
@@ -265,6 +265,30 @@ INSTANTIATE_TEST_SUITE_P(All, GemmTurns,
                                          NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
                                          NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
                          [](const auto& tile) { return tile.param.name; });
+
+/// A K of 25 turns, the last of which comes to the first warp: each warp has several, and a thread
+/// fetches x in more than one batch.
+TEST(Gemm, turns_come_round_to_every_warp_of_a_row_group) {
+  QUERN_NEED_GPU();
+  constexpr Tile three_of_four{8, 4, 2, 4, 3, 4}, three_of_five{8, 5, 2, 5, 3, 4},
+      four_of_three{8, 3, 2, 3, 4, 4}, halved{8, 14, 2, 2, 2, 4}, deep{8, 4, 4, 4, 3, 4};
+  const std::vector<spec::RowSegment> mixed{{spec::QuantType::q4_k, 600},
+                                            {spec::QuantType::q6_k, 200}},
+      large{{spec::QuantType::q4_k, 700}}, small{{spec::QuantType::q8_0, 600}};
+  for (const uint32_t tokens : {1u, 3u}) {
+    for (const auto& [segments, tile] : {std::pair{mixed, three_of_four},
+                                         {mixed, four_of_three},
+                                         {large, three_of_five},
+                                         {large, halved},
+                                         {small, deep}}) {
+      GemmCase c({.segments = segments, .k = 6400, .tokens = tokens});
+      const std::vector<float> out = c.run(tile);
+      EXPECT_LT(c.error(out), 2e-5) << tile.cells << " groups, " << tokens << " tokens";
+      EXPECT_EQ(std::memcmp(out.data(), c.run({64, 8, 4}).data(), out.size() * 4), 0)
+          << tile.cells << " groups, " << tokens << " tokens";
+    }
+  }
+}
 
 TEST(Gemm, every_weight_is_the_rounded_reference) {
   QUERN_NEED_GPU();

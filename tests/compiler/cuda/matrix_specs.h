@@ -199,23 +199,27 @@ class MatrixSpecs {
     const spec::LaunchShape shape = launch_shape(s, 1);
     add(name, s, shape.shared_bytes, shape.threads);
   }
-  /// Decode at as many rows as give blocks of 1 to 14 row groups and more, on both sides of each
-  /// length of K that the choice looks at, with every epilogue; and three segments of two types.
+  /// Decode at rows that give blocks of 2 to 9, 12 and 14 row groups and many small ones, on both
+  /// sides of each length of K that the choice looks at, with every epilogue; and three segments of
+  /// two types, with and without biases.
   void add_decode(spec::QuantType type, spec::QuantType other) {
     using enum spec::Epilogue;
-    for (const uint32_t k : {2048u, 4096u, 8192u, 16384u}) {
+    for (const uint32_t k : {1024u, 2048u, 8192u, 16384u}) {
       for (const uint32_t rows :
-           {4096u, 6144u, 8192u, 10240u, 12288u, 14336u, 24576u, 28672u, 128256u}) {
+           {4096u, 6144u, 8192u, 10240u, 12288u, 14336u, 18432u, 24576u, 28672u, 128256u}) {
         spec::GemmSpec s{.segments = {{type, rows}}, .n_segments = 1, .k = k};
         for (const spec::Epilogue epilogue : {store, residual, swiglu, gelu_glu}) {
           s.epilogue = epilogue, s.bias = epilogue == residual ? 1 : 0;
           add_tile("gemm_decode", s, 8);
         }
-        add_tile("gemm_decode",
-                 {.segments = {{type, rows / 2}, {type, rows / 4}, {other, rows / 4}},
-                  .n_segments = 3,
-                  .k = k},
-                 8);
+        for (const uint32_t bias : {0u, 7u}) {
+          add_tile("gemm_decode",
+                   {.segments = {{type, rows / 2}, {type, rows / 4}, {other, rows / 4}},
+                    .n_segments = 3,
+                    .k = k,
+                    .bias = bias},
+                   8);
+        }
       }
     }
   }

@@ -1,5 +1,6 @@
 #include "tests/gpu/support/compile.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -103,10 +104,10 @@ CompiledKernel compile_variant(const spec::AnySpec& spec, std::string_view heade
   const Target target = this_target();
   const std::string source = cuda::emit_source(spec);
   std::vector<std::string> names = cuda::header_closure(source), texts;
+  EXPECT_EQ(std::ranges::count(names, header), 1) << "the kernel does not include " << header;
   for (const std::string& name : names) {
     std::string text(cuda::header_text(name));
-    for (const TextChange& change : changes) {
-      if (name != header) break;
+    for (const TextChange& change : name == header ? changes : std::span<const TextChange>()) {
       const size_t at = text.find(change.from);
       EXPECT_NE(at, std::string::npos) << header << " has no \"" << change.from << "\" to change";
       if (at != std::string::npos) text.replace(at, change.from.size(), change.to);
