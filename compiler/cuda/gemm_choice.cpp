@@ -74,8 +74,8 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
   s.turn_slabs = turn_slabs;
 }
 
-/// What the registers allow; the matrix of kernels shows it. Blocks have at most eight warps unless
-/// said otherwise.
+/// What the registers allow; the matrix of kernels shows it. Blocks with warps that share have at
+/// most eight unless said otherwise.
 struct DecodeRoom {
   bool long_turns, twelve_warps, more_warps;
 };
