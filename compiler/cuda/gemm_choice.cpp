@@ -74,6 +74,14 @@ void share_groups(spec::GemmSpec& s, uint32_t groups, uint32_t n, uint32_t turn_
   s.turn_slabs = turn_slabs;
 }
 
+/// Whether a segment's cells are of 64 K, not 256.
+bool has_small_cells(const spec::GemmSpec& s) {
+  for (uint32_t i = 0; i < s.n_segments; ++i) {
+    if (spec::gpu_cell_k(s.segments[i].type) == 64) return true;
+  }
+  return false;
+}
+
 /// What the registers allow; the matrix of kernels shows it. Blocks with warps that share have at
 /// most eight unless said otherwise.
 struct DecodeRoom {
@@ -81,12 +89,10 @@ struct DecodeRoom {
 };
 
 DecodeRoom decode_room(const spec::GemmSpec& s, const TargetTraits& target) {
-  bool large_cells = true;
-  for (uint32_t i = 0; i < s.n_segments; ++i) {
-    large_cells &= spec::gpu_cell_k(s.segments[i].type) == 256;
-  }
   const bool roomy = target.compute_capability / 10 == 9;
-  return {roomy && large_cells, roomy, roomy && s.k <= 8192 && s.n_segments == 1};
+  return {.long_turns = roomy && !has_small_cells(s),
+          .twelve_warps = roomy,
+          .more_warps = roomy && s.k <= 8192 && s.n_segments == 1};
 }
 
 /// Warps that share each row group of a block that has so many.
@@ -114,11 +120,7 @@ void choose_decode(spec::GemmSpec& s, const TargetTraits& target, std::string& w
     const bool long_turns = s.tile_cells <= 2 && s.k > 8192 && room.long_turns;
     share_groups(s, s.tile_cells, sharers_of(s.tile_cells, room), long_turns ? 8 : 4);
   }
-  s.stages = 2;
-  for (uint32_t i = 0; i < s.n_segments; ++i) {
-    // Cells of 64 K are small: more of them in flight.
-    if (spec::gpu_cell_k(s.segments[i].type) == 64) s.stages = 4;
-  }
+  s.stages = has_small_cells(s) ? 4 : 2;  // more of them in flight
   if (!fit_decode(s, target.shared_bytes_block)) throw nothing_fits(s, target);
   why = fmt::format("{} row groups of 16, {} a block, {}; rings of {} cells", groups, s.tile_cells,
                     s.shared_groups == 0

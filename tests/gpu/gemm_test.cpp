@@ -1,6 +1,8 @@
 // GEMM of the mma tier against a double-precision product of the same f16 operands, and its tile
 // and decode kernels against each other, bit for bit.
 
+#include <fmt/format.h>
+
 #include "models/quant/quant_type.h"
 #include "tests/gpu/support/gpu.h"
 #include "tests/gpu/support/weights.h"
@@ -214,28 +216,36 @@ Problem four_types(uint32_t k, uint32_t tokens) {
           .tokens = tokens};
 }
 
+constexpr Tile tile_64{64, 8, 4};
+
+/// The product is exact, and its bits are those of the tile of 64 tokens.
+void expect_exact(GemmCase& c, const std::vector<float>& out) {
+  EXPECT_LT(c.error(out), 2e-5);
+  EXPECT_EQ(std::memcmp(out.data(), c.run(tile_64).data(), out.size() * 4), 0);
+}
+
+/// Tiles whose warps take turns.
+const NamedTile turns{"turns", {8, 2, 2, 2, 4, 4}}, long_turns{"long_turns", {8, 2, 3, 2, 3, 8}},
+    some_shared{"some_shared", {8, 6, 2, 2, 2, 4}};
+
 /// Each kernel in a case of its own.
 class GemmTile : public testing::TestWithParam<NamedTile> {};
 
 TEST_P(GemmTile, segments_of_different_types_lie_side_by_side) {
   QUERN_NEED_GPU();
-  const Tile &tile = GetParam().tile, other{64, 8, 4};
+  const Tile& tile = GetParam().tile;
   const Problem problem = four_types(512, tile.tokens == 8 ? 3 : 70);
-  precompile({spec_of(problem, tile), spec_of(problem, other)});
+  precompile({spec_of(problem, tile), spec_of(problem, tile_64)});
   GemmCase c(problem);
-  const std::vector<float> out = c.run(tile);
-  EXPECT_LT(c.error(out), 2e-5);
-  EXPECT_EQ(std::memcmp(out.data(), c.run(other).data(), out.size() * 4), 0);
+  expect_exact(c, c.run(tile));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GemmTile,
-                         testing::Values(NamedTile{"tile_64", {64, 8, 4}},
+                         testing::Values(NamedTile{"tile_64", tile_64},
                                          NamedTile{"tile_128", {128, 8, 4}},
                                          NamedTile{"tile_256", {256, 8, 2}},
-                                         NamedTile{"one_warp", {8, 7, 3}},
-                                         NamedTile{"turns", {8, 2, 2, 2, 4, 4}},
-                                         NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
-                                         NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
+                                         NamedTile{"one_warp", {8, 7, 3}}, turns, long_turns,
+                                         some_shared),
                          [](const auto& tile) { return tile.param.name; });
 
 /// Kernels whose warps take turns. racecheck follows a barrier only where every thread arrives for
@@ -254,16 +264,11 @@ TEST_P(GemmTurns, bits_are_the_same_where_every_lane_arrives_for_itself) {
     const CompiledKernel variant =
         compile_variant(spec_of(problem, tile), "templates/cuda/ptx/mbarrier.cuh", every_lane);
     GemmCase c(problem);
-    const std::vector<float> out = c.run(tile, &variant);
-    EXPECT_LT(c.error(out), 2e-5);
-    EXPECT_EQ(std::memcmp(out.data(), c.run({64, 8, 4}).data(), out.size() * 4), 0);
+    expect_exact(c, c.run(tile, &variant));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GemmTurns,
-                         testing::Values(NamedTile{"turns", {8, 2, 2, 2, 4, 4}},
-                                         NamedTile{"long_turns", {8, 2, 3, 2, 3, 8}},
-                                         NamedTile{"some_shared", {8, 6, 2, 2, 2, 4}}),
+INSTANTIATE_TEST_SUITE_P(All, GemmTurns, testing::Values(turns, long_turns, some_shared),
                          [](const auto& tile) { return tile.param.name; });
 
 /// A K of 25 turns, the last of which comes to the first warp: each warp has several, and a thread
@@ -275,17 +280,23 @@ TEST(Gemm, turns_come_round_to_every_warp_of_a_row_group) {
   const std::vector<spec::RowSegment> mixed{{spec::QuantType::q4_k, 600},
                                             {spec::QuantType::q6_k, 200}},
       large{{spec::QuantType::q4_k, 700}}, small{{spec::QuantType::q8_0, 600}};
+  const std::pair<std::vector<spec::RowSegment>, Tile> cases[] = {{mixed, three_of_four},
+                                                                  {mixed, four_of_three},
+                                                                  {large, three_of_five},
+                                                                  {large, halved},
+                                                                  {small, deep}};
+  std::vector<spec::AnySpec> specs;
+  for (const auto& [segments, tile] : cases) {
+    for (const Tile& each : {tile, tile_64}) {
+      specs.emplace_back(spec_of({.segments = segments, .k = 6400}, each));
+    }
+  }
+  precompile(specs);
   for (const uint32_t tokens : {1u, 3u}) {
-    for (const auto& [segments, tile] : {std::pair{mixed, three_of_four},
-                                         {mixed, four_of_three},
-                                         {large, three_of_five},
-                                         {large, halved},
-                                         {small, deep}}) {
+    for (const auto& [segments, tile] : cases) {
+      SCOPED_TRACE(fmt::format("{} groups, {} tokens", tile.cells, tokens));
       GemmCase c({.segments = segments, .k = 6400, .tokens = tokens});
-      const std::vector<float> out = c.run(tile);
-      EXPECT_LT(c.error(out), 2e-5) << tile.cells << " groups, " << tokens << " tokens";
-      EXPECT_EQ(std::memcmp(out.data(), c.run({64, 8, 4}).data(), out.size() * 4), 0)
-          << tile.cells << " groups, " << tokens << " tokens";
+      expect_exact(c, c.run(tile));
     }
   }
 }

@@ -166,6 +166,7 @@ struct GemmVector {
     }
   }
 
+  /// Takes the sums over when the turn has come, and multiplies.
   template <bool one_token>
   static __device__ __forceinline__ void multiply_turn(const KernelArgs& args, const GemvWarp& w, u32 turn, u32 n_tokens,
                                                        const TurnFragments& a, u32 phase, float (&c)[4]) {

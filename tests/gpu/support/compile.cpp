@@ -58,6 +58,14 @@ std::string name_of(const spec::AnySpec& spec) {
   return std::string(spec_family(spec)) + " " + spec_to_text(spec);
 }
 
+void apply(std::span<const TextChange> changes, std::string& header_text) {
+  for (const auto& [from, to] : changes) {
+    const size_t at = header_text.find(from);
+    EXPECT_NE(at, std::string::npos) << "the header has no \"" << from << "\" to change";
+    if (at != std::string::npos) header_text.replace(at, from.size(), to);
+  }
+}
+
 }  // namespace
 
 const CompiledKernel& compiled(const spec::AnySpec& spec) {
@@ -107,11 +115,7 @@ CompiledKernel compile_variant(const spec::AnySpec& spec, std::string_view heade
   EXPECT_EQ(std::ranges::count(names, header), 1) << "the kernel does not include " << header;
   for (const std::string& name : names) {
     std::string text(cuda::header_text(name));
-    for (const TextChange& change : name == header ? changes : std::span<const TextChange>()) {
-      const size_t at = text.find(change.from);
-      EXPECT_NE(at, std::string::npos) << header << " has no \"" << change.from << "\" to change";
-      if (at != std::string::npos) text.replace(at, change.from.size(), change.to);
-    }
+    if (name == header) apply(changes, text);
     texts.push_back(std::move(text));
   }
   std::vector<cuda::Nvrtc::Header> headers;
